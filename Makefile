@@ -1,0 +1,38 @@
+# Two commands do everything on a machine with Python 3.10+ and make:
+#   make demo   installs into .venv and trains, evaluates and draws on images that come with the package
+#   make test   installs into .venv and runs the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types check benchmarks clean
+
+# The stamp is newer than pyproject.toml once everything it lists is installed.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || (echo "snclr needs Python 3.10 or newer; this is $$($(PYTHON) --version). Give another: make PYTHON=python3.11 ..." && exit 1)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/snclr demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+check: lint types test
+
+benchmarks: $(VENV)/.installed
+	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

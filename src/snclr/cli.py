@@ -1,0 +1,79 @@
+"""The command line: it finds the command and prints its errors. Each command is a file in `commands/`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# name → (module in snclr.commands, one line of help). The modules are imported only when their command is used.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "see it work: pretrain, evaluate and draw on images that come with the package"),
+    "pretrain": ("pretrain", "train an encoder on a folder of images, without labels"),
+    "knn": ("knn", "evaluate a run by weighted nearest neighbours"),
+    "linear": ("linear", "evaluate a run by a linear classifier on its frozen features"),
+    "neighbors": ("neighbors", "draw images with their nearest neighbours and positiveness"),
+    "recipes": ("lists", "list the named settings"),
+    "encoders": ("lists", "list the encoders"),
+    "methods": ("lists", "list the methods"),
+}
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the examples as written and shows defaults."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 2 for bad input, 130 or 143 for a stop."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser, chosen = _parser(argv)
+    arguments = parser.parse_args(argv)
+    if chosen is None:
+        parser.print_help()
+        return 0
+    from snclr.errors import UserError
+
+    try:
+        return int(arguments.handler(arguments))
+    except UserError as error:
+        print(f"snclr {chosen}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # e.g. `snclr encoders | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, str | None]:
+    """The parser, with the arguments of the one command that is used."""
+    parser = argparse.ArgumentParser(
+        prog="snclr",
+        description="Self-supervised image encoders with soft neighbours (SNCLR, ICLR 2023).",
+        epilog="examples:\n  snclr demo\n  snclr pretrain --data my-photos/ --out runs/photos\n"
+        "  snclr neighbors runs/photos\n\n`snclr COMMAND --help` explains each command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module, text) in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=text, description=text[0].upper() + text[1:] + ".", formatter_class=_Formatter
+        )
+        if name == chosen:
+            importlib.import_module(f"snclr.commands.{module}").add_arguments(sub, name)
+    return parser, chosen
+
+
+def _version() -> str:
+    from snclr import __version__
+
+    return f"snclr {__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One file a command: a function with the flags' names, and the flags."""

@@ -1,0 +1,211 @@
+"""The settings of a pre-training run: one flat, typed, checked list.
+
+The names are the same in Python, on the command line and in `config.yaml`. A recipe fills in values, a preset fills in
+the method's open choices, and what a person gives wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from snclr.errors import UserError
+
+
+def _setting(default: Any, help: str, *, choices: tuple[str, ...] | None = None, low: float | None = None) -> Any:
+    """A field with its help text and what it may be; `low` is the least number allowed."""
+    return field(default=default, metadata={"help": help, "choices": choices, "low": low})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """All that decides what a run computes, and where it runs. `resolve` makes one from a recipe and flags."""
+
+    data: str = _setting("", "images: a folder at any depth, a list file, a built-in set's name, or demo")
+    out: str = _setting("", "the run folder to write")
+    recipe: str = _setting("photos", "named settings to start from; `snclr recipes` lists them")
+    method: str = _setting("snclr", "the self-supervised method", choices=("snclr",))
+    preset: str = _setting(
+        "paper",
+        "the method's open choices together: the paper's text, or what the authors' public code computes",
+        choices=("paper", "released"),
+    )
+
+    encoder: str = _setting("resnet18", "a torchvision ResNet or any timm model; `snclr encoders` lists them")
+    image_size: int = _setting(128, "side of the square views, in pixels", low=8)
+    stem: str = _setting(
+        "auto",
+        "a ResNet's first layers: standard (7×7, pooled), small (3×3, for images up to 64), half (3×3, stride 2)",
+        choices=("auto", "standard", "small", "half"),
+    )
+    heads: int | None = _setting(None, "attention heads of a ViT (default: the model's own)", low=1)
+    sincos: bool = _setting(False, "fixed 2-D sine-cosine positions in a ViT")
+    freeze_patch_embed: bool = _setting(False, "keep a ViT's patch embedding at its random start")
+    hidden: int = _setting(4096, "hidden units of projector and predictor", low=1)
+    dim: int = _setting(256, "features (D) that the loss compares", low=2)
+    projector_layers: int = _setting(2, "linear layers of the projector", low=1)
+    predictor_layers: int = _setting(2, "linear layers of the predictor", low=1)
+    final_bn: bool = _setting(False, "end projector and predictor with a batch norm")
+
+    batch_size: int = _setting(128, "images in a step, over all processes", low=2)
+    epochs: int = _setting(100, "passes over the data", low=1)
+    optimizer: str = _setting("adamw", "the optimiser", choices=("lars", "adamw", "sgd"))
+    lr: float = _setting(1e-3, "base learning rate: the peak is lr × batch size / 256", low=0)
+    weight_decay: float = _setting(1e-4, "weight decay; biases, norms and tokens are spared", low=0)
+    warmup_epochs: float = _setting(10, "epochs of linear warm-up before the cosine", low=0)
+    clip_gradient: float | None = _setting(None, "largest gradient norm", low=0)
+    accumulate: int = _setting(1, "must be 1: a contrastive batch is not a sum of smaller ones", low=1)
+
+    temperature: float = _setting(0.2, "temperature τ of the loss")
+    neighbors: int = _setting(30, "soft neighbours K of each image", low=1)
+    queue_length: int = _setting(128_000, "features Q that the neighbours are searched in", low=1)
+    gamma: float | str = _setting(1.0, "divides the positiveness: a number, or max (the nearest has w = 1)")
+    loss_form: str = _setting(
+        "inside", "weights inside the logarithm (the paper) or outside", choices=("inside", "outside")
+    )
+    sides: str = _setting("both", "where neighbours enter", choices=("both", "positives", "negatives", "neither"))
+    weights: str = _setting(
+        "soft", "soft positiveness, or hard: every neighbour fully positive", choices=("soft", "hard")
+    )
+    attention: str = _setting("identity", "f1 and f2 of the attention", choices=("identity", "linear"))
+    attention_temperature: float = _setting(1.0, "divides the attention logits")
+    attention_gradient: bool = _setting(False, "let the gradient flow through the positiveness")
+    times_2tau: bool = _setting(False, "multiply the loss by 2τ")
+    neighbor_free_epochs: int = _setting(0, "the first m epochs use no neighbours (Eq. 1)", low=0)
+    push: str = _setting("one", "keys that enter the queue: of one view or of both", choices=("one", "both"))
+    queue_dtype: str = _setting("float32", "how the queue stores features", choices=("float32", "float16", "bfloat16"))
+    momentum: float = _setting(0.99, "momentum of the second encoder", low=0)
+    momentum_schedule: str = _setting("constant", "constant, or a cosine up to 1", choices=("constant", "cosine"))
+
+    views: str = _setting("byol", "the two augmentation groups", choices=("byol", "cifar"))
+    crop_min: float | None = _setting(
+        None, "smallest share of the image's area in a crop (default: the group's)", low=0
+    )
+
+    seed: int = _setting(0, "all randomness follows from it", low=0)
+    workers: int = _setting(2, "processes that decode images", low=0)
+    precision: str = _setting("32", "numbers the encoders compute with", choices=("32", "bf16", "16"))
+    accelerator: str = _setting("auto", "what to run on", choices=("auto", "cpu", "cuda", "mps"))
+    devices: str = _setting("1", "processes on this machine (a number, or auto: all GPUs)")
+    nodes: int = _setting(1, "machines", low=1)
+    compile: bool = _setting(False, "compile the encoders with torch.compile")
+
+    resume: bool = _setting(False, "go on with the run in --out")
+    overwrite: bool = _setting(False, "delete the run in --out and start anew")
+    init_from: str | None = _setting(None, "start from the encoder of another run")
+    checkpoint_every: int = _setting(0, "steps between checkpoints (0: once an epoch)", low=0)
+    keep_checkpoints: int = _setting(2, "how many checkpoints to keep", low=1)
+    log_every: int = _setting(10, "steps between lines of metrics.jsonl", low=1)
+    max_bad_share: float = _setting(0.1, "stop when more than this share of the images cannot be read", low=0)
+
+    def __post_init__(self) -> None:
+        """Check types, ranges and choices field by field, then what only fails together."""
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, _checked(f, getattr(self, f.name)))
+        if self.accumulate != 1:
+            raise UserError(
+                f"accumulate={self.accumulate}: the loss compares every image with the whole batch, so smaller batches"
+                " cannot be summed to a larger one. Use more devices, a smaller image size or encoder, or a smaller"
+                " batch with a longer queue (--queue-length), which gives negatives at little cost."
+            )
+        if not 0 < self.momentum <= 1:
+            raise UserError(f"momentum must lie in (0, 1], not {self.momentum}")
+        if self.temperature <= 0 or self.attention_temperature <= 0:
+            raise UserError("temperature and attention_temperature must be above 0")
+        if self.crop_min is not None and not 0 < self.crop_min <= 1:
+            raise UserError(f"crop_min is a share of the area, in (0, 1], not {self.crop_min}")
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
+            raise UserError(
+                f"warmup_epochs={self.warmup_epochs:g} leaves nothing of epochs={self.epochs}: give fewer of them"
+            )
+        if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
+            raise UserError(f"devices must be a number from 1 on, or auto, not {self.devices!r}")
+        if self.resume and self.overwrite:
+            raise UserError("resume and overwrite were both given: go on with the run, or start it anew?")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for YAML or JSON."""
+        return dataclasses.asdict(self)
+
+
+# What may differ between a run and its continuation: where and how it runs, not what it computes.
+MAY_CHANGE_ON_RESUME = frozenset(
+    {
+        *("out", "recipe", "preset", "resume", "overwrite", "init_from", "workers", "accelerator", "devices", "nodes"),
+        *("compile", "checkpoint_every", "keep_checkpoints", "log_every", "max_bad_share", "data"),
+    }
+)  # data: the same images may have moved; their fingerprint is compared instead
+
+
+METHOD_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "released": {
+        "loss_form": "outside",
+        "attention_gradient": True,
+        "times_2tau": True,
+        "projector_layers": 3,
+        "final_bn": True,
+        "momentum_schedule": "cosine",
+    },
+}
+
+
+def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
+    """Recipe, then preset, then what was given: the config of a run.
+
+    >>> resolve({"recipe": "cifar", "epochs": 7}).epochs
+    7
+    """
+    from snclr.recipes import get_recipe
+
+    known = {f.name for f in dataclasses.fields(PretrainConfig)}
+    for name in settings:
+        if name not in known:
+            raise UserError(f"there is no setting {name!r}{_near(name, known)}; `snclr pretrain --help` lists them all")
+    given = {name: value for name, value in settings.items() if value is not None}
+    recipe = str(given.get("recipe", "photos"))
+    values = dict(get_recipe(recipe).settings)
+    preset = str(given.get("preset", values.get("preset", "paper")))
+    if preset not in METHOD_PRESETS:
+        raise UserError(f"preset must be one of {', '.join(METHOD_PRESETS)}, not {preset!r}")
+    return PretrainConfig(**{**values, **METHOD_PRESETS[preset], **given, "recipe": recipe, "preset": preset})
+
+
+def _checked(f: dataclasses.Field[Any], value: Any) -> Any:
+    """The value as the field's type, or a UserError that says what is allowed."""
+    kinds = field_types(f)
+    for kind in kinds:
+        if kind is type(None) and value is None:
+            return None
+        if isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool):
+            break
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+            break
+    else:
+        names = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise UserError(f"{f.name} must be {names}, not {value!r}")
+    choices, low = f.metadata["choices"], f.metadata["low"]
+    if choices is not None and value not in choices:
+        raise UserError(f"{f.name} must be one of {', '.join(choices)}, not {value!r}{_near(str(value), choices)}")
+    if low is not None and isinstance(value, (int, float)) and not value >= low:
+        raise UserError(f"{f.name} must be at least {low:g}, not {value!r}")
+    if f.name == "gamma" and not (value == "max" or (isinstance(value, float) and value > 0)):
+        raise UserError(f"gamma must be a number above 0 or max, not {value!r}")
+    return value
+
+
+def field_types(f: dataclasses.Field[Any]) -> tuple[type, ...]:
+    """The types a field takes, e.g. (int, NoneType)."""
+    hint = typing.get_type_hints(PretrainConfig)[f.name]
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _near(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,1 @@
+"""Data, left to right: source → order → decode → views → loader. Nothing here knows about training."""

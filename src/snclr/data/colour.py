@@ -1,0 +1,89 @@
+"""Colour distortions of a batch, each image with its own strength, on whatever device the batch is.
+
+Images are float (n, 3, H, W) in [0, 1]; a factor is a tensor (n,). The formulas are torchvision's. Each result depends
+on its own image alone, bit for bit: only element-wise operations and exact (integer) sums are used, never a reduction
+whose order could follow the batch size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """Scale the images by their factors."""
+    return (x * _wide(factor)).clamp_(0, 1)
+
+
+def contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """Move the images away from (factor > 1) or towards (factor < 1) their mean grey."""
+    # A sum of integers is the same in any order; 2^-20 is far below a grey level (1/255).
+    fixed = (grey(x) * 2**20).round_().to(torch.int64)
+    mean = fixed.sum(dim=(1, 2, 3)).to(x.dtype) * (2.0**-20 / (x.shape[2] * x.shape[3]))
+    return _blend(x, _wide(mean), factor)
+
+
+def saturation(x: Tensor, factor: Tensor) -> Tensor:
+    """Move the images away from or towards their grey version."""
+    return _blend(x, grey(x), factor)
+
+
+def hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Turn the hue by a shift in turns, -0.5 to 0.5."""
+    r, g, b = x.unbind(1)
+    value = x.amax(1)
+    chroma = value - x.amin(1)
+    safe = torch.where(chroma == 0, 1.0, chroma)
+    # The hue in sixths of a turn: 0 is red, 2 green, 4 blue.
+    turn = torch.where(value == r, (g - b) / safe, torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4))
+    turn = turn + shift.view(-1, 1, 1) * 6
+    return torch.stack([_channel(value, chroma, turn + offset) for offset in (5, 3, 1)], 1).clamp_(0, 1)
+
+
+def grey(x: Tensor) -> Tensor:
+    """Return the luma (n, 1, H, W)."""
+    return x[:, 0:1] * 0.2989 + x[:, 1:2] * 0.587 + x[:, 2:3] * 0.114
+
+
+def solarize(x: Tensor) -> Tensor:
+    """Invert the pixels at or above one half."""
+    return torch.where(x >= 0.5, 1 - x, x)
+
+
+def blur(x: Tensor, sigma: Tensor, kernel: int) -> Tensor:
+    """Blur by Gaussians of width sigma (n,) in pixels, cut to `kernel` (odd) taps, mirrored at the border."""
+    assert kernel % 2 == 1
+    reach = min(kernel // 2, x.shape[2] - 1, x.shape[3] - 1)  # a mirror shows no more than the image has
+    weights = torch.exp(-0.5 * (torch.arange(reach + 1) / sigma[:, None].cpu().double()) ** 2)
+    weights = (weights / (2 * weights.sum(1, keepdim=True) - weights[:, :1])).to(x)
+    # A processor's cache holds a few megabytes; going over them once for each tap is then three times as fast.
+    chunk = max(1, 2**20 // x[0].numel()) if x.device.type == "cpu" else len(x)
+    parts = zip(torch.split(x, chunk), torch.split(weights, chunk), strict=True)
+    return torch.cat([_convolve(_convolve(part, w, axis=3), w, axis=2) for part, w in parts])
+
+
+def _convolve(x: Tensor, weights: Tensor, axis: int) -> Tensor:
+    """Convolve along one axis with symmetric weights (n, reach + 1), the centre first."""
+    reach, size = weights.shape[1] - 1, x.shape[axis]
+    padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
+    padded = torch.nn.functional.pad(x, padding, mode="reflect")
+    out = x * _wide(weights[:, 0])
+    for k in range(1, reach + 1):
+        both = padded.narrow(axis, reach - k, size) + padded.narrow(axis, reach + k, size)
+        out += both.mul_(_wide(weights[:, k]))
+    return out
+
+
+def _channel(value: Tensor, chroma: Tensor, turn: Tensor) -> Tensor:
+    """Return one colour channel from value, chroma and a hue in sixths, offset 5, 3 or 1 for red, green or blue."""
+    turn = turn - 6 * torch.floor(turn / 6)
+    return value - chroma * torch.minimum(turn, 4 - turn).clamp_(0, 1)
+
+
+def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return (x * _wide(factor) + other * _wide(1 - factor)).clamp_(0, 1)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.reshape(-1, 1, 1, 1)

@@ -1,0 +1,152 @@
+"""From a file anyone may have written to an RGB picture, or a BadImage that says why not.
+
+Safe: only formats that plain decoders read are opened (never one that starts another program, like EPS), and nothing is
+decoded before its size is checked. Every failure is a BadImage, whatever Pillow raised.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+Picture = npt.NDArray[np.uint8]
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+SUFFIXES = (
+    *(".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm"),
+    *(".tif", ".tiff", ".webp"),
+)
+MAX_PIXELS = 100_000_000  # 300 MB as RGB: above any camera, below what would exhaust a worker's memory
+
+_EXIF_ORIENTATION = 0x0112
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class BadImage(Exception):
+    """A file that cannot be used as an image; `reason` is one line for people."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def decode(path: str | Path, min_side: int | None = None) -> Picture:
+    """Read an image file as uint8 (H, W, 3) RGB: upright, the first frame, transparency on white.
+
+    With `min_side`, a JPEG may come at 1/2, 1/4 or 1/8 of its size, its short side never below `min_side`.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise BadImage("not a regular file")
+        with open(path, "rb") as file:
+            return decode_stream(file, min_side)
+    except OSError as error:
+        raise BadImage(f"cannot be read: {error.strerror or error}") from error
+
+
+def decode_stream(file: BinaryIO, min_side: int | None = None) -> Picture:
+    """Do what `decode` does, from an open, seekable binary file."""
+    if not file.read(1):
+        raise BadImage("empty file")
+    file.seek(0)
+    try:
+        with _QUIET, Image.open(file, formats=FORMATS) as image:
+            return _to_rgb(image, min_side)
+    except BadImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise BadImage(f"not an image of a known format ({', '.join(FORMATS)})") from error
+    except Image.DecompressionBombError as error:
+        raise BadImage("far too many pixels") from error
+    except Exception as error:
+        # Pillow's decoders raise almost anything on damaged data: OSError, SyntaxError, ValueError, struct.error …
+        raise BadImage(f"damaged: {type(error).__name__}: {_one_line(error)}") from error
+
+
+def _to_rgb(image: Image.Image, min_side: int | None) -> Picture:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{width}×{height} is more than {MAX_PIXELS} pixels")
+    if width < 1 or height < 1:
+        raise BadImage(f"no pixels ({width}×{height})")
+    if min_side is not None:
+        image.draft(None, (min_side, min_side))  # does nothing except for JPEG
+    image.load()
+    turn = _TRANSPOSE.get(_orientation(image))  # read after loading: TIFF turns itself then, and drops the tag
+    if image.mode.startswith(("I", "F")):
+        image = Image.fromarray(_eight_bits(image))
+    elif image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.new("RGBA", rgba.size, "white")
+        image.alpha_composite(rgba)
+    image = image.convert("RGB")
+    return np.array(image if turn is None else image.transpose(turn))
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
+    except Exception:  # damaged metadata says nothing about the pixels
+        return 1
+
+
+def _eight_bits(image: Image.Image) -> Picture:
+    """Reduce a deep grey image to 8 bits: 16-bit values by their full range, 32-bit and float ones by their own."""
+    values: npt.NDArray[Any] = np.asarray(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format != "TIFF"):
+        # 16-bit PNG and PGM come as mode "I" from some versions of Pillow; 32-bit files are TIFF alone.
+        return ((values.clip(0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+    low, high = float(values.min()), float(values.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise BadImage("has pixels that are not finite numbers")
+    return np.rint((values.astype(np.float64) - low) * (255 / max(high - low, 1e-300))).astype(np.uint8)
+
+
+def _one_line(error: Exception) -> str:
+    """Shorten a message to one line, without the addresses that `repr` of an object would put in it."""
+    return str(error).split(" <", 1)[0].partition("\n")[0][:200]
+
+
+class _Quiet:
+    """Silence warnings while any thread decodes: Pillow warns of harmless oddities, by the thousand in a large set.
+
+    `warnings.catch_warnings` alone is wrong with threads: two that overlap may leave the filters changed for good.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._catcher = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._catcher = warnings.catch_warnings()
+                self._catcher.__enter__()
+                warnings.simplefilter("ignore")
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._catcher.__exit__(None, None, None)
+
+
+_QUIET = _Quiet()

@@ -1,0 +1,94 @@
+"""Compute numbered items ahead of their use: in a thread, or in worker processes that outlive signals but not us."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import signal
+import warnings
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import resource_tracker
+from typing import TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+Item = TypeVar("Item")
+
+_AHEAD = 2  # items that are ready, or nearly, when one is asked for (for each worker)
+
+
+def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
+    """Yield items start … stop - 1, computed by one thread a little ahead."""
+    ahead: deque[Future[Item]] = deque()
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snclr-views")
+    try:
+        for number in range(start, stop):
+            ahead.append(pool.submit(items.__getitem__, number))
+            if len(ahead) > _AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def in_processes(items: Dataset[Item], start: int, stop: int, *, workers: int, pin: bool = False) -> Iterator[Item]:
+    """Yield items start … stop - 1 from worker processes; these end with this iterator, at exit, or when we die.
+
+    `items` is sent to the workers whole. `pin` puts what has a `pin_memory` method into memory a GPU copies fast.
+    """
+    running = _run_workers(items, start, stop, workers, pin)
+    # At exit Python would send SIGTERM to the workers and wait; they ignore it, so they must be told to stop before.
+    atexit.register(running.close)
+    try:
+        yield from running
+    finally:
+        running.close()
+        atexit.unregister(running.close)
+
+
+def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin: bool) -> Generator[Item, None, None]:
+    with _signals_blocked(), warnings.catch_warnings():
+        # The number of workers is the caller's choice, also above the number of processors.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader = DataLoader(
+            items,
+            batch_size=None,
+            sampler=range(start, stop),
+            num_workers=workers,
+            prefetch_factor=_AHEAD,
+            # fork would copy the locks that other threads hold (it hangs, and Python warns of it); a fork server dies
+            # of a SIGTERM to the process group. A spawned worker costs one import of torch, once a run.
+            multiprocessing_context="spawn",
+            worker_init_fn=_ignore_signals,
+            pin_memory=pin,
+            generator=torch.Generator(),  # its own: the program's random state must not depend on the workers
+        )
+        iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        del iterator  # ends the workers
+
+
+def _ignore_signals(_: int) -> None:
+    """Make a worker leave SIGINT and SIGTERM to the parent, which decides; the end of the parent still ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Start processes that have SIGINT and SIGTERM blocked from their first moment; ours arrive when this ends."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it later would lift the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,1 @@
+"""Trained encoders in the forms other software reads: one format a file."""

@@ -1,0 +1,1 @@
+"""Figures and pages from what a run and its evaluations left."""

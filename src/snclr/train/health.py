@@ -1,0 +1,73 @@
+"""Live health of a run: is it learning, has it collapsed, are the neighbours any good. Labels are for display only."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from snclr.methods.base import StepOutput
+
+KNN_TEMPERATURE = 0.07
+
+
+def feature_spread(features: Tensor) -> float:
+    """Mean standard deviation over the dims of normalised features (N, D), times √D: near 1 spread out, 0 collapsed."""
+    return float(features.std(dim=0).mean()) * math.sqrt(features.shape[1])
+
+
+def effective_rank(features: Tensor) -> float:
+    """exp of the entropy of the normalised singular values of the centred features (N, D): 1 … min(N, D)."""
+    values = torch.linalg.svdvals((features - features.mean(dim=0)).double())
+    share = values / values.sum().clamp(min=1e-300)
+    return float(torch.special.entr(share).sum().exp())
+
+
+def positiveness_entropy(w: Tensor, mask: Tensor) -> float:
+    """Mean entropy of the weights as shares, over log of their number: 1 when all equal, 0 when one has all."""
+    counts = mask.sum(dim=1)
+    rows = counts > 1
+    if not bool(rows.any()):
+        return math.nan
+    share = w[rows] / w[rows].sum(dim=1, keepdim=True).clamp(min=1e-12)
+    return float((torch.special.entr(share).sum(dim=1) / counts[rows].to(w.dtype).log()).mean())
+
+
+def same_class_share(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> float:
+    """Share of the neighbours (N, K) whose class is that of their row (N,); -1 is an unknown class."""
+    known = mask & (neighbor_labels >= 0) & (labels >= 0)[:, None]
+    return float((neighbor_labels == labels[:, None])[known].float().mean()) if bool(known.any()) else math.nan
+
+
+def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
+    """Share of rows whose class the neighbours' weighted vote gives: kNN over the queue, at no extra cost."""
+    known = mask & (neighbor_labels >= 0)
+    votes = similarity.new_zeros(len(labels), int(max(labels.max(), neighbor_labels.max())) + 1)
+    weight = torch.where(known, (similarity / KNN_TEMPERATURE).exp(), 0.0)
+    votes.scatter_add_(1, neighbor_labels.clamp(min=0), weight)
+    rows = known.any(dim=1) & (labels >= 0)
+    return float((votes.argmax(dim=1) == labels)[rows].float().mean()) if bool(rows.any()) else math.nan
+
+
+def health(output: StepOutput, label_of_id: Tensor | None, ids: Tensor) -> dict[str, float]:
+    """All of the above that apply to this step, by name; what cannot be said yet is left out."""
+    found = {"spread": feature_spread(output.features), "effective_rank": effective_rank(output.features)}
+    if output.neighbor_ids is not None:
+        assert output.positiveness is not None, "neighbours come with their weights"
+        assert output.similarity is not None and output.neighbor_ages is not None, "and with cosine and age"  # noqa: PT018
+        mask = output.neighbor_ids >= 0
+        found["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
+        found["neighbor_age"] = float(output.neighbor_ages[mask].float().mean()) if bool(mask.any()) else math.nan
+        found["neighbor_cosine"] = float(output.similarity[mask].mean()) if bool(mask.any()) else math.nan
+        if label_of_id is not None:
+            labels = label_of_id[ids]
+            neighbor_labels = label_of_id[output.neighbor_ids.clamp(min=0)]
+            found["same_class"] = same_class_share(labels, neighbor_labels, mask)
+            found["queue_knn"] = queue_knn(labels, neighbor_labels, output.similarity, mask)
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def collapsed(values: dict[str, float]) -> bool:
+    """The alarm: all images have (nearly) one feature, or the features lie on (nearly) one line."""
+    return values["spread"] < 0.1 or values["effective_rank"] < 2

@@ -1,0 +1,201 @@
+"""The training loop, top to bottom. It does not know which method it runs, nor what a file is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snclr.config import PretrainConfig
+from snclr.data.loader import Batch, ViewLoader
+from snclr.errors import UserError
+from snclr.methods.base import Method, StepOutput
+from snclr.train.health import collapsed, health
+from snclr.train.metrics import MetricsLog
+from snclr.train.optim import scaled_lr
+from snclr.train.progress import Progress
+from snclr.train.run_folder import RunFolder, write_atomic
+from snclr.train.schedule import warmup_cosine
+from snclr.train.signals import StopRequest
+
+_log = logging.getLogger("snclr")
+
+COLLAPSE_ADVICE = (
+    "the features have collapsed: all images look alike to the encoder. Try a lower --lr, a longer --warmup-epochs, a"
+    " higher --momentum, or a larger --batch-size"
+)
+
+
+@dataclass
+class Training:
+    """What a loop works on. `save` writes a checkpoint of the state after `step` steps."""
+
+    config: PretrainConfig
+    fabric: Any
+    method: Method  # as Fabric wraps it: forward goes through precision and data parallelism
+    core: Method  # the same without the wrapper
+    optimizer: Any
+    loader: ViewLoader
+    run: RunFolder
+    images: int
+    label_of_id: Tensor | None
+    save: Callable[[int], None]
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.epochs * self.loader.steps_per_epoch
+
+
+def train(t: Training, *, start_step: int, metrics: MetricsLog | None, progress: Progress, stop: StopRequest) -> int:
+    """Train from `start_step` to the end or until a stop is asked for; the number of steps done in all."""
+    step = start_step
+    save_every = t.config.checkpoint_every or t.loader.steps_per_epoch
+    saved = start_step
+    alarmed = False
+    for batch, waited in _timed(t.loader.batches(start_step, t.total_steps)):
+        began = time.perf_counter()
+        output, lr, gradient_norm = training_step(t, batch)
+        step = batch.step + 1
+        values: dict[str, float] = {}
+        if step % t.config.log_every == 0 or step == t.total_steps:
+            values = {"loss": float(output.loss.detach()), "lr": lr, "gradient_norm": gradient_norm}
+            values |= health(output, t.label_of_id, batch.ids)
+            values |= {} if t.core.queue is None else {"queue_fill": len(t.core.queue) / t.core.queue.length}
+            if collapsed(values) and not alarmed:
+                _say(progress, f"warning: step {step}: {COLLAPSE_ADVICE}")
+            alarmed = collapsed(values)
+        computed = time.perf_counter() - began
+        progress.update(t.config.batch_size, waited, computed, shown(values))
+        if values and metrics is not None:
+            timing = {"images_per_second": progress.rate, "data_wait_share": progress.wait_share}
+            metrics.write(step, step / t.loader.steps_per_epoch, {**values, "collapsed": alarmed}, timing=timing)
+        if step % t.loader.steps_per_epoch == 0:
+            _report_epoch(t, progress, step // t.loader.steps_per_epoch)
+        if step % save_every == 0:
+            _save(t, step, metrics)
+            saved = step
+        if _anyone_stops(t.fabric, stop):
+            break
+    if saved != step:
+        _save(t, step, metrics)
+    return step
+
+
+def _save(t: Training, step: int, metrics: MetricsLog | None) -> None:
+    """A checkpoint, after the lines of metrics it presupposes are safely on disk."""
+    if metrics is not None:
+        metrics.sync()
+    t.save(step)
+
+
+def training_step(t: Training, batch: Batch) -> tuple[StepOutput, float, float]:
+    """One step: learning rate, loss, gradient, check, update, momentum and queue."""
+    lr = learning_rate(t.config, batch.step, t.loader.steps_per_epoch)
+    for group in t.optimizer.param_groups:
+        group["lr"] = lr
+    # Dropout and drop-path draw from the global generator: seeded by the step, it has no state to carry or to save.
+    torch.manual_seed(t.config.seed * 1_000_003 + batch.step)
+    output = t.method(batch.views, batch.ids, epoch=batch.epoch)
+    t.fabric.backward(output.loss)
+    gradient_norm = _clip(t)
+    _refuse_nonfinite(t, batch, output.loss, gradient_norm)
+    t.optimizer.step()
+    t.optimizer.zero_grad(set_to_none=True)
+    t.core.finish_step(batch.step, t.total_steps)
+    return output, lr, gradient_norm
+
+
+def learning_rate(config: PretrainConfig, step: int, steps_per_epoch: int) -> float:
+    """Warm-up and cosine, as a pure function of the step."""
+    return warmup_cosine(
+        step,
+        total_steps=config.epochs * steps_per_epoch,
+        warmup_steps=round(config.warmup_epochs * steps_per_epoch),
+        peak=scaled_lr(config.lr, config.batch_size),
+    )
+
+
+def shown(values: dict[str, float]) -> dict[str, str]:
+    """The few values that stand beside the progress bar."""
+    names = {
+        "loss": ("loss", "{:.3f}"),
+        "spread": ("spread", "{:.2f}"),
+        "effective_rank": ("rank", "{:.0f}"),
+        "same_class": ("right neighbours", "{:.0%}"),
+        "queue_knn": ("queue kNN", "{:.0%}"),
+    }
+    return {title: form.format(values[name]) for name, (title, form) in names.items() if name in values}
+
+
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """Each batch with the seconds it was waited for."""
+    while True:
+        began = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - began
+
+
+def _clip(t: Training) -> float:
+    """The gradient's norm, clipped where the config says so."""
+    parameters = [p for group in t.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if t.config.clip_gradient is not None:
+        return float(
+            t.fabric.clip_gradients(t.method, t.optimizer, max_norm=t.config.clip_gradient, error_if_nonfinite=False)
+        )
+    return float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+def _refuse_nonfinite(t: Training, batch: Batch, loss: Tensor, gradient_norm: float) -> None:
+    """Stop before the update where loss or gradient is not finite, and write down which images it was.
+
+    The gradient is the mean over all processes, so all of them see it and stop together. In half precision a gradient
+    may overflow now and then: there the loss scaler skips the step.
+    """
+    finite_loss = bool(torch.isfinite(loss.detach()))
+    if finite_loss and (t.config.precision == "16" or gradient_norm < float("inf")):
+        return
+    record = {
+        "step": batch.step,
+        "loss": str(float(loss.detach())),
+        "gradient_norm": str(gradient_norm),
+        "ids": batch.ids.tolist(),
+    }
+    write_atomic(t.run.nonfinite, json.dumps(record) + "\n")
+    what = "loss" if not finite_loss else "gradient"
+    raise UserError(
+        f"step {batch.step}: the {what} is not finite; nothing was updated. The images are listed in {t.run.nonfinite}."
+        " Try a lower --lr, --clip-gradient 1, or --precision 32, then go on from the last checkpoint with --resume."
+    )
+
+
+def _report_epoch(t: Training, progress: Progress, epoch: int) -> None:
+    """About twenty lines over a run, and every epoch in the log file."""
+    facts = ", ".join(f"{title} {value}" for title, value in progress.values.items())
+    line = f"epoch {epoch}/{t.config.epochs}: {facts}"
+    _log.info(line)
+    if epoch % max(1, t.config.epochs // 20) == 0:
+        progress.say(line)
+
+
+def _say(progress: Progress, text: str) -> None:
+    progress.say(text)
+    _log.warning(text)
+
+
+def _anyone_stops(fabric: Any, stop: StopRequest) -> bool:
+    """Whether a stop was asked for on any process: all must leave the loop after the same step."""
+    if fabric.world_size == 1:
+        return stop.requested is not None
+    asked = fabric.all_reduce(torch.tensor(float(stop.requested or 0), device=fabric.device), reduce_op="max")
+    if asked > 0:
+        stop.request(int(asked))
+    return bool(asked > 0)

@@ -1,0 +1,327 @@
+"""`pretrain`: one call from settings to a trained encoder in a run folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from snclr.config import MAY_CHANGE_ON_RESUME, PretrainConfig, resolve
+from snclr.data.loader import Skip, ViewLoader
+from snclr.data.sources import Source, open_source
+from snclr.encoders import EncoderSpec
+from snclr.errors import UserError
+from snclr.export.encoder import load_encoder, save_encoder
+from snclr.train import state
+from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from snclr.train.loop import Training, train
+from snclr.train.metrics import MetricsLog
+from snclr.train.optim import build_optimizer, scaled_lr
+from snclr.train.progress import Progress
+from snclr.train.run_folder import RunFolder, write_atomic
+from snclr.train.signals import StopRequest
+
+_log = logging.getLogger("snclr")
+PRECISIONS: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """How a run ended. `exit_code` is 0 when it is complete, 130 or 143 when it was stopped and can go on."""
+
+    out: Path
+    step: int
+    total_steps: int
+    skipped: int
+    exit_code: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step was done."""
+        return self.step == self.total_steps
+
+
+def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
+    """Train an encoder. The settings are those of `PretrainConfig`, which are the flags of `snclr pretrain`.
+
+    With `resume=True` the settings are those of the run; what is given may only say where and how it runs.
+    """
+    config = resume_config(settings) if settings.get("resume") else resolve(settings)
+    if not config.data or not config.out:
+        raise UserError(
+            f"{'data' if not config.data else 'out'} is missing: give --data (the images) and --out (the run folder)"
+        )
+    fabric = _launch(config)
+    run, failure = None, None
+    if fabric.is_global_zero:
+        try:
+            run = RunFolder.create(config.out, resume=config.resume, overwrite=config.overwrite)
+        except UserError as error:
+            failure = str(error)
+    if failure := fabric.broadcast(failure):  # every process must leave, not only the one that looked
+        raise UserError(failure)
+    with run or RunFolder(config.out) as folder, _log_file(folder, enabled=fabric.is_global_zero):
+        return _run(config, fabric, folder, quiet=quiet or not fabric.is_global_zero)
+
+
+def resume_config(settings: dict[str, Any]) -> PretrainConfig:
+    """The saved settings of the run in `out`, with what may change taken from `settings`."""
+    path = RunFolder(str(settings.get("out") or "")).config
+    if not settings.get("out"):
+        raise UserError("out is missing: give the run folder to resume (--out)")
+    if not path.is_file():
+        return resolve(settings)  # killed before its settings were written: nothing is lost by starting anew
+    saved = read_config(path)
+    given = {name: value for name, value in settings.items() if value is not None}
+    asked = resolve({**{k: v for k, v in saved.items() if k not in ("resume", "overwrite")}, **given})
+    for name, value in asked.to_dict().items():
+        if name in given and name not in MAY_CHANGE_ON_RESUME and value != saved.get(name):
+            raise UserError(
+                f"the run in {settings['out']} has {name}={saved.get(name)!r}, and {name}={value!r} was asked for: a"
+                " run is resumed with its own settings. Leave the flag out, or start a new run (another --out, and"
+                " --init-from for its weights)."
+            )
+    return asked
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a run's config.yaml."""
+    try:
+        saved = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
+    if not isinstance(saved, dict):
+        raise UserError(f"{path} does not hold the settings of a run; restore it or start a new run")
+    return saved
+
+
+def _launch(config: PretrainConfig) -> Any:
+    """Start Fabric: device, precision and, where asked for, further processes."""
+    from lightning_fabric import Fabric
+
+    accelerator = config.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise UserError("accelerator cuda was asked for, but torch sees no CUDA device; give --accelerator cpu or auto")
+    if accelerator == "cpu" and config.precision != "32":
+        raise UserError(
+            f"precision {config.precision} is for GPUs: few processors compute in it, and some die of it."
+            " Give --precision 32."
+        )
+    devices: int | str = "auto" if config.devices == "auto" else int(config.devices)
+    if accelerator == "cpu" and devices == "auto":
+        devices = 1
+    launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    several = (
+        launched
+        or config.nodes > 1
+        or devices not in (1, "auto")
+        or (devices == "auto" and torch.cuda.device_count() > 1)
+    )
+    if several and accelerator == "cpu":
+        raise UserError("training on the CPU uses one process (it uses all cores); give --devices 1")
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=config.nodes,
+        precision=PRECISIONS[config.precision],
+        strategy="ddp" if several else "auto",
+    )
+    fabric.launch()
+    if config.batch_size % fabric.world_size:
+        near = round(config.batch_size / fabric.world_size) * fabric.world_size
+        raise UserError(
+            f"batch_size {config.batch_size} cannot be shared equally by {fabric.world_size} processes; the nearest"
+            f" that can is {max(near, fabric.world_size)}"
+        )
+    return fabric
+
+
+def _run(config: PretrainConfig, fabric: Any, run: RunFolder, *, quiet: bool) -> PretrainResult:
+    """A run in its folder: data, method, checkpoint, loop, weights."""
+    source = open_source(config.data, split="train", download=True)
+    spec = encoder_spec(config)
+    loader = ViewLoader(
+        source, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size, seed=config.seed,
+        workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size, device=fabric.device,
+        max_bad_share=config.max_bad_share,
+    )  # fmt: skip
+    method = build_method(config, spec)
+    if config.init_from is not None:
+        initialise(method.encoder, method.momentum_encoder, config.init_from)
+    checkpoint = latest_checkpoint(run.checkpoints, lambda text: _warn(text)) if config.resume else None
+    training = _prepare(config, fabric, run, source, loader, method, checkpoint)
+    if fabric.is_global_zero:
+        write_atomic(
+            run.config, yaml.safe_dump({**config.to_dict(), "resume": False, "overwrite": False}, sort_keys=False)
+        )
+    start = 0 if checkpoint is None else checkpoint.step
+    step, exit_code = _train(training, start, quiet)
+    if fabric.is_global_zero:
+        _write_skipped(run, loader)
+        if step == training.total_steps:
+            save_encoder(method.encoder, spec, run.path, extra=_origin(config, step))
+    fabric.barrier()
+    return PretrainResult(run.path, step, training.total_steps, len(loader.skipped), exit_code)
+
+
+def _prepare(
+    config: PretrainConfig, fabric: Any, run: RunFolder, source: Source, loader: ViewLoader, method: Any,
+    checkpoint: Checkpoint | None,
+) -> Training:  # fmt: skip
+    """Move everything to its device, wrap it, and put a checkpoint's state back."""
+    if fabric.world_size > 1:
+        method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
+    method.to(fabric.device)
+    method.encoder.to(memory_format=torch.channels_last)
+    method.momentum_encoder.to(memory_format=torch.channels_last)
+    if config.compile:
+        method.encoder.compile()
+        method.momentum_encoder.compile()
+    optimizer = build_optimizer(
+        config.optimizer,
+        method.named_parameters(),
+        lr=scaled_lr(config.lr, config.batch_size),
+        weight_decay=config.weight_decay,
+    )
+    method.train()
+    wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
+    fingerprint = source.fingerprint()
+    if checkpoint is not None:
+        _check_data(checkpoint, fingerprint, config)
+        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], method, optimizer)
+        loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
+
+    def save(step: int) -> None:
+        if fabric.is_global_zero:
+            tensors, plain = state.collect(method, optimizer)
+            info = {
+                "optimizer": plain,
+                "data": fingerprint,
+                "skipped": [asdict(skip) for skip in loader.skipped],
+                "epochs": config.epochs,
+            }
+            save_checkpoint(run.checkpoints, tensors, info, step=step, keep=config.keep_checkpoints)
+            _write_skipped(run, loader)
+        fabric.barrier()
+
+    labels = None if source.labels is None else torch.from_numpy(source.labels).to(fabric.device)
+    return Training(config, fabric, wrapped, method, wrapped_optimizer, loader, run, len(source), labels, save)
+
+
+def _train(t: Training, start: int, quiet: bool) -> tuple[int, int]:
+    """The loop with its progress, metrics and signals: steps done and exit code."""
+    main = t.fabric.is_global_zero
+    metrics = MetricsLog(t.run.path, resume_step=start or None) if main else None
+    batch = t.config.batch_size
+    progress = Progress("pretrain", t.total_steps * batch, initial=start * batch, quiet=quiet)
+    try:
+        with StopRequest() as stop, progress:
+            progress.say(_opening(t, start))
+            step = train(t, start_step=start, metrics=metrics, progress=progress, stop=stop)
+            if stop.requested is not None and step < t.total_steps:
+                name = stop.requested.name
+                progress.say(
+                    f"stopped by {name} after step {step} of {t.total_steps}; everything is saved. Go on with:\n"
+                    f"  snclr pretrain --resume --out {t.run.path}"
+                )
+                return step, stop.exit_code
+            return step, 0
+    finally:
+        if metrics is not None:
+            metrics.close()
+
+
+def _opening(t: Training, start: int) -> str:
+    """What is about to happen, in two lines."""
+    c, n = t.config, t.loader
+    data = f"{t.images:,} images of {c.data}"
+    begin = (
+        f"resuming after step {start} of {t.total_steps}"
+        if start
+        else f"{c.epochs} epochs of {n.steps_per_epoch} steps"
+    )
+    line = f"{c.method} ({c.recipe}): {c.encoder} at {c.image_size} px on {data}, {begin}, on {t.fabric.device}"
+    _log.info(line)
+    return line
+
+
+def initialise(encoder: torch.nn.Module, momentum_encoder: torch.nn.Module, init_from: str) -> None:
+    """Start from the encoder of another run: both copies get its weights."""
+    weights = load_encoder(Path(init_from))[0].state_dict()
+    try:
+        encoder.load_state_dict(weights)
+        momentum_encoder.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"the encoder in {init_from} does not fit this run's: {error}") from error
+
+
+def load_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig, EncoderSpec]:
+    """The whole trained method of a run (encoders, heads, queue) from its last checkpoint, in eval mode."""
+    run = RunFolder(run_path)
+    if not run.config.is_file():
+        raise UserError(f"{run.path} is not a run of snclr: it has no config.yaml. Give the --out of snclr pretrain.")
+    config = resolve({**read_config(run.config), "resume": False, "overwrite": False})
+    checkpoint = latest_checkpoint(run.checkpoints, lambda text: _warn(text))
+    if checkpoint is None:
+        raise UserError(
+            f"{run.path} has no checkpoint yet: train first, or go on with snclr pretrain --resume --out {run.path}"
+        )
+    spec = encoder_spec(config)
+    method = build_method(config, spec)
+    state.load_method_state(checkpoint.tensors, method)
+    return method.to(device or torch.device("cpu")).eval(), config, spec
+
+
+def _check_data(checkpoint: Checkpoint, fingerprint: str, config: PretrainConfig) -> None:
+    if checkpoint.info["data"] != fingerprint:
+        raise UserError(
+            f"the images of {config.data} are not those the run was trained on (names or number have changed), so it"
+            " cannot go on as if nothing had happened. Restore the data, or start a new run with --init-from."
+        )
+
+
+def _origin(config: PretrainConfig, step: int) -> dict[str, Any]:
+    """Where the weights come from, for config.json."""
+    keep = ("method", "recipe", "data", "epochs", "batch_size", "seed")
+    return {**{name: getattr(config, name) for name in keep}, "steps": step}
+
+
+def _write_skipped(run: RunFolder, loader: ViewLoader) -> None:
+    """The bad images and why, one JSON object a line."""
+    write_atomic(run.skipped, "".join(json.dumps(asdict(skip)) + "\n" for skip in loader.skipped))
+
+
+@contextmanager
+def _log_file(run: RunFolder, *, enabled: bool) -> Iterator[None]:
+    """Everything said also goes to train.log, with the time."""
+    if not enabled:
+        yield
+        return
+    handler = logging.FileHandler(run.log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = _log.level
+    _log.setLevel(logging.INFO)
+    _log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
+        _log.setLevel(before)
+        handler.close()
+
+
+def _warn(text: str) -> None:
+    _log.warning(text)
+    print(f"warning: {text}", file=sys.stderr)

@@ -1,0 +1,51 @@
+import pytest
+import torch
+from torch import nn
+
+from snclr.errors import UserError
+from snclr.heads import mlp
+
+
+def kinds(head: nn.Sequential) -> list[str]:
+    return [type(part).__name__ for part in head]
+
+
+def test_default_is_byols():
+    head = mlp(512)
+    assert kinds(head) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert (head[0].in_features, head[0].out_features, head[3].out_features) == (512, 4096, 256)
+    assert head[0].bias is None
+    assert head[3].bias is not None
+    assert head[1].affine
+
+
+def test_three_layers_with_final_batch_norm():
+    head = mlp(8, 16, 4, layers=3, final_bn=True)
+    assert kinds(head) == ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
+    assert [part.bias is None for part in head if isinstance(part, nn.Linear)] == [True, True, True]
+    assert [part.affine for part in head if isinstance(part, nn.BatchNorm1d)] == [True, True, False]
+    torch.manual_seed(0)
+    out = head(torch.randn(64, 8))
+    assert out.shape == (64, 4)
+    # Without scale and shift each output is standardised over the batch.
+    torch.testing.assert_close(out.mean(dim=0), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.var(dim=0, unbiased=False), torch.ones(4), atol=1e-2, rtol=0)
+
+
+def test_one_layer_is_linear():
+    head = mlp(3, 99, 2, layers=1)
+    assert kinds(head) == ["Linear"]
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(head(x), x @ head[0].weight.T + head[0].bias)
+
+
+def test_every_parameter_gets_a_gradient():
+    head = mlp(8, 16, 4, layers=3)
+    head(torch.randn(12, 8)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
+
+
+@pytest.mark.parametrize("bad", [{"in_features": 0}, {"hidden": -1}, {"out": 0}, {"layers": 0}])
+def test_impossible_sizes_are_refused(bad):
+    with pytest.raises(UserError, match=next(iter(bad))):
+        mlp(**({"in_features": 8} | bad))
