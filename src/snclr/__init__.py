@@ -28,6 +28,11 @@ _HOME = {
     "linear": "commands.linear",
     "neighbors": "commands.neighbors",
     "demo": "commands.demo",
+    "export": "commands.export",
+    "finetune": "commands.finetune",
+    "embed": "commands.embed",
+    "search": "commands.search",
+    "explain": "commands.explain",
     "UserError": "errors",
 }
 
@@ -35,9 +40,14 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from snclr.commands.demo import demo as demo
+    from snclr.commands.embed import embed as embed
+    from snclr.commands.explain import explain as explain
+    from snclr.commands.export import export as export
+    from snclr.commands.finetune import finetune as finetune
     from snclr.commands.knn import knn as knn
     from snclr.commands.linear import linear as linear
     from snclr.commands.neighbors import neighbors as neighbors
+    from snclr.commands.search import search as search
     from snclr.data.sources import open_source as open_source
     from snclr.encoders import build_encoder as build_encoder
     from snclr.encoders import resolve_encoder as resolve_encoder

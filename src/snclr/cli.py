@@ -15,19 +15,32 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "knn": ("knn", "evaluate a run by weighted nearest neighbours"),
     "linear": ("linear", "evaluate a run by a linear classifier on its frozen features"),
     "neighbors": ("neighbors", "draw images with their nearest neighbours and positiveness"),
+    "export": ("export", "write the encoder for torchvision, timm, detectron2, mmdet, ONNX; each file is checked"),
+    "finetune": ("finetune", "evaluate a run by fine-tuning it on a few labels"),
+    "embed": ("embed", "write the features of every image to a file"),
+    "search": ("search", "find the images most similar to one"),
+    "explain": ("explain", "show what the loss of one image is made of, neighbour by neighbour"),
     "recipes": ("lists", "list the named settings"),
     "encoders": ("lists", "list the encoders"),
     "methods": ("lists", "list the methods"),
 }
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the examples as written and shows defaults."""
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the examples as written, and shows a default where there is one that the help does not state itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        silent = action.default in (None, False, argparse.SUPPRESS) or "(default" in text
+        return text if silent else f"{text} (default: %(default)s)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for bad input, 130 or 143 for a stop."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    # Before torch is loaded: its threads must not spin while they wait. On a machine that has other work to do, spinning
+    # threads take the processor from the one they wait for; a training step was seen to take twenty times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser, chosen = _parser(argv)
     arguments = parser.parse_args(argv)
     if chosen is None:

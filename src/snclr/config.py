@@ -84,7 +84,7 @@ class PretrainConfig:
 
     views: str = _setting("byol", "the two augmentation groups", choices=("byol", "cifar"))
     crop_min: float | None = _setting(
-        None, "smallest share of the image's area in a crop (default: the group's)", low=0
+        None, "smallest share of the image's area in a crop", low=0
     )
 
     seed: int = _setting(0, "all randomness follows from it", low=0)

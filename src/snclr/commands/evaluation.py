@@ -93,3 +93,5 @@ def show(record: dict[str, Any], as_json: bool) -> None:
     words = {"top1": "top-1", "top5": "top-5"}
     found = ", ".join(f"{words[name]} {numbers[name]:.2%}" for name in words if numbers.get(name) is not None)
     print(f"{record['kind']}: {found}\n  {record['protocol']}")
+    if record.get("skipped"):
+        print(f"  {record['skipped']} images could not be read and were left out")

@@ -40,7 +40,8 @@ def knn(
     result = vote(
         train.features, train.labels, tested.features, tested.labels, k=k, temperature=temperature, data=s.words
     )
-    return append_result(run, "knn", {"top1": result.top1, "top5": result.top5}, result.protocol)
+    skipped = len(train.skipped) + len(tested.skipped)
+    return append_result(run, "knn", {"top1": result.top1, "top5": result.top5}, result.protocol, skipped=skipped)
 
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:

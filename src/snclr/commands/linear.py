@@ -47,12 +47,13 @@ def linear(
     chosen = {"epochs": epochs, "batch_size": batch_size}
     settings = {name: value for name, value in chosen.items() if value is not None}
     evaluate = _cached if protocol == "cached" else _paper
-    result = evaluate(s, lr=lr, workers=workers, seed=seed, quiet=quiet, **settings)
+    result, skipped = evaluate(s, lr=lr, workers=workers, seed=seed, quiet=quiet, **settings)
     numbers = {"top1": result.top1, "top5": result.top5}
-    return append_result(run, f"linear-{protocol}", numbers, result.protocol, learning_rate=result.learning_rate)
+    facts = {"learning_rate": result.learning_rate, "skipped": skipped}
+    return append_result(run, f"linear-{protocol}", numbers, result.protocol, **facts)
 
 
-def _cached(s: Subject, *, lr: float | None, workers: int, seed: int, quiet: bool, **settings: Any) -> Any:
+def _cached(s: Subject, *, lr: float | None, workers: int, seed: int, quiet: bool, **settings: Any) -> tuple[Any, int]:
     from snclr.evaluate.features import extract_features
     from snclr.evaluate.linear import LEARNING_RATES, linear_cached
     from snclr.evaluate.scoring import match_labels
@@ -62,20 +63,22 @@ def _cached(s: Subject, *, lr: float | None, workers: int, seed: int, quiet: boo
     train = extract_features(s.encoder, s.train, labels=train_labels, description="training features", **common)
     tested = extract_features(s.encoder, s.test, labels=test_labels, description="test features", **common)
     rates = LEARNING_RATES if lr is None else (lr,)
-    return linear_cached(
+    result = linear_cached(
         train.features, train.labels, tested.features, tested.labels, learning_rates=rates, seed=seed, data=s.words,
         quiet=quiet, **settings,
     )  # fmt: skip
+    return result, len(train.skipped) + len(tested.skipped)
 
 
-def _paper(s: Subject, *, lr: float | None, workers: int, seed: int, quiet: bool, **settings: Any) -> Any:
+def _paper(s: Subject, *, lr: float | None, workers: int, seed: int, quiet: bool, **settings: Any) -> tuple[Any, int]:
     from snclr.evaluate.linear import BASE_LR, linear_probe
 
     kind = "vit" if "vit" in s.spec.name or "deit" in s.spec.name else "resnet"
-    return linear_probe(
+    result = linear_probe(
         s.encoder, s.train, s.test, image_size=s.spec.image_size, base_lr=BASE_LR[kind] if lr is None else lr,
         seed=seed, workers=workers, device=s.device, data=s.words, quiet=quiet, **settings,
     )  # fmt: skip
+    return result, len(result.skipped)
 
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
@@ -84,7 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     add_common_flags(parser)
     parser.add_argument("--protocol", choices=PROTOCOLS, default="cached", help="how the classifier is trained")
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default: 100 cached, 90 paper)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="(default: 256 cached, 4096 paper)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="images in a step (default: 1024 cached, 4096 paper)"
+    )
     parser.add_argument("--lr", type=float, metavar="X", help="learning rate (default: a grid cached, 0.1 or 3 paper)")
     parser.set_defaults(handler=_run)
 

@@ -43,9 +43,10 @@ def neighbors(
     from snclr.train.run_folder import RunFolder
 
     source = open_source(data or data_of(run), download=True)
-    y2, y1 = project(run, source, workers=workers, device=pick_device(device), quiet=quiet)
+    y2, y1, temperature = project(run, source, workers=workers, device=pick_device(device), quiet=quiet)
     table = [
-        _by_positiveness(row) for row in find_neighbors(source, y2, source, y2, attention_features=y1.features, k=k)
+        _by_positiveness(row)
+        for row in find_neighbors(source, y2, source, y2, attention_features=y1.features, k=k, temperature=temperature)
     ]
     shown = [table[i] for i in pick_queries(y2, rows, seed=seed).tolist()]
     folder = RunFolder(run).figures
@@ -65,8 +66,10 @@ def _by_positiveness(row: NeighborRow) -> NeighborRow:
     return replace(row, neighbors=sorted(row.neighbors, key=lambda found: -found.w))
 
 
-def project(run: str | Path, source: Any, *, workers: int, device: str, quiet: bool) -> tuple[Features, Features]:
-    """y2 and y1 of every image's centre crop: the momentum and the online projection."""
+def project(
+    run: str | Path, source: Any, *, workers: int, device: str, quiet: bool
+) -> tuple[Features, Features, float]:
+    """y2 and y1 of every image's centre crop (the momentum and the online projection); the attention's temperature."""
     from torch import nn
 
     from snclr.evaluate.features import extract_features
@@ -83,7 +86,7 @@ def project(run: str | Path, source: Any, *, workers: int, device: str, quiet: b
     y1 = extract_features(
         nn.Sequential(method.encoder, method.projector), source, description="projections y1", **common
     )
-    return y2, y1
+    return y2, y1, config.attention_temperature
 
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:

@@ -56,7 +56,7 @@ def crop_picture(picture: Picture, box: npt.NDArray[Any], flip: bool, size: int)
     image = Image.fromarray(picture).resize(
         (size, size), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
     )
-    crop = np.asarray(image)
+    crop = np.array(image)
     return crop[:, ::-1] if flip else crop
 
 
@@ -69,7 +69,7 @@ def crop_batch(images: Picture, boxes: Boxes, flips: npt.NDArray[np.bool_], size
     a_x = _axis_matrices(boxes[:, 1], boxes[:, 3], width, size)
     a_x[flips] = a_x[flips, ::-1]
     a_y = _axis_matrices(boxes[:, 0], boxes[:, 2], height, size)
-    planes = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).float()  # (n, 3, H, W)
+    planes = torch.tensor(images).permute(0, 3, 1, 2).to(torch.float64, memory_format=torch.contiguous_format)
     rows = torch.bmm(planes.view(n, 3 * height, width), torch.from_numpy(a_x).mT).round_().clamp_(0, 255)
     out = torch.matmul(torch.from_numpy(a_y)[:, None], rows.view(n, 3, height, size)).round_().clamp_(0, 255)
     return out.to(torch.uint8)
@@ -92,26 +92,26 @@ def centre_crop(picture: Picture, size: int) -> Picture:
     new_width, new_height = (max(target, int(target * side / short)) for side in (width, height))
     image = Image.fromarray(picture).resize((new_width, new_height), Image.Resampling.BICUBIC)
     left, top = round((new_width - size) / 2), round((new_height - size) / 2)
-    return np.asarray(image.crop((left, top, left + size, top + size)))
+    return np.array(image.crop((left, top, left + size, top + size)))
 
 
-def _axis_matrices(start: Boxes, length: Boxes, inside: int, outside: int) -> npt.NDArray[np.float32]:
+def _axis_matrices(start: Boxes, length: Boxes, inside: int, outside: int) -> Floats:
     """Return the interpolation matrices (n, outside, inside) of crops [start, start + length) along one axis.
 
-    Weights are multiples of 2^-14. A product with 8-bit pixels is then exact in float32 whatever the order of its sums,
+    Weights are multiples of 2^-24. A product with 8-bit pixels is then exact in float64 whatever the order of its sums,
     so that an image's crop never depends on the batch it is in, nor on the number of threads.
     """
     scale = (length / outside)[:, None, None]
     stretch = np.maximum(scale, 1)  # antialiasing: shrinking widens the filter
     centre = start[:, None, None] + (np.arange(outside)[:, None] + 0.5) * scale
     weights = _bicubic((np.arange(inside) + 0.5 - centre) / stretch)
-    weights *= 2**14 / weights.sum(axis=2, keepdims=True)
+    weights *= 2**24 / weights.sum(axis=2, keepdims=True)
     np.rint(weights, out=weights)
     # What rounding lost goes to the largest weight, so that a flat image stays flat.
-    rest = 2**14 - weights.sum(axis=2, keepdims=True)
+    rest = 2**24 - weights.sum(axis=2, keepdims=True)
     largest = weights.argmax(axis=2, keepdims=True)
     np.put_along_axis(weights, largest, np.take_along_axis(weights, largest, axis=2) + rest, axis=2)
-    return (weights * 2.0**-14).astype(np.float32)
+    return weights * 2.0**-24
 
 
 def _bicubic(x: Floats) -> Floats:

@@ -6,6 +6,7 @@ processes. The colours (stage 2) are done here, on the training device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ from snclr.errors import UserError
 # A JPEG is decoded no smaller than this many view sizes, so that even an 8 % crop is scaled down, never up.
 _DRAFT_SIDES = 4
 _REPLACEMENT_TRIES = 100
-# The share of bad images is not judged on fewer images than this (or the whole set, if smaller).
-_FAIR_SAMPLE = 1000
+# Fewer bad images than this are no judgement on a large set.
+_FEW_BAD = 10
 
 
 @dataclass
@@ -168,14 +169,19 @@ class ViewLoader:
                 self._bad.add(index)
                 self.skipped.append(Skip(index, source.key(index), reason))
         seen = int(self._seen.sum())
-        judged = max(seen, min(len(source), _FAIR_SAMPLE))
-        if len(self._bad) > self._max_bad_share * judged or len(crops.ids) == 0:
+        if self._too_many(len(self._bad), seen) or len(crops.ids) == 0:
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
                 f"{len(self._bad)} of the {seen} images of {source.name} tried so far cannot be used; a share of at "
                 f"most {self._max_bad_share:g} is allowed. For example: {examples}. Remove or repair them, or allow a "
                 "larger share."
             )
+
+    def _too_many(self, bad: int, seen: int) -> bool:
+        """Tell whether the bad images are certainly, or by all likelihood, more than the allowed share of the set."""
+        share = self._max_bad_share
+        likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)  # four deviations above what is allowed
+        return bad > share * len(self._seen) or (bad >= _FEW_BAD and bad > likely)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from snclr.data.builtin import BUILTIN
 from snclr.data.decode import Picture
 from snclr.data.sources import ArraySource, Labels, Source, open_source
 
@@ -77,14 +78,11 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[S
     `test` names the test set; else it is the built-in set's own, a sub-folder test or val beside train, or a fifth of
     each class, held out by the seed.
     """
-    folder = Path(data).expanduser()
     if test is not None:
         return _open(data, "train"), _open(test, "test"), f"train {data}, test {test}"
-    named = data.lower() == "demo" or not folder.exists()
-    parted = (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val"))
-    if named or parted:
+    if _has_test_part(data):
         return _open(data, "train"), _open(data, "test"), f"{data}, its own train and test split"
-    whole = open_source(data)
+    whole = _open(data, "train")
     if whole.labels is None:
         return whole, whole, data  # the evaluation says what is missing
     kept, held = hold_out(whole.labels, HELD_OUT, seed)
@@ -92,8 +90,16 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[S
     return take(whole, kept), take(whole, held), words
 
 
+def _has_test_part(data: str) -> bool:
+    """Whether a name or a folder has a part of its own for testing."""
+    if data.lower() in BUILTIN:
+        return "test" in BUILTIN[data.lower()].splits
+    folder = Path(data).expanduser()
+    return data.lower() == "demo" or (
+        (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val"))
+    )
+
+
 def _open(data: str, split: str) -> Source:
-    """A named set's or a parted folder's split; a plain folder or list is its own."""
-    path = Path(data).expanduser()
-    plain = path.is_file() or (path.is_dir() and not (path / "train").is_dir())
-    return open_source(data, split="train" if plain else split, download=True)
+    """The split of a set that has it; a plain folder or list is its own."""
+    return open_source(data, split=split if _has_test_part(data) else "train", download=True)

@@ -133,7 +133,8 @@ def normalise(pictures: Picture | Tensor, device: torch.device | str = "cpu") ->
     >>> normalise(np.zeros((2, 8, 8, 3), np.uint8)).shape
     torch.Size([2, 3, 8, 8])
     """
-    x = torch.as_tensor(pictures).to(device).permute(0, 3, 1, 2).contiguous()
+    images = pictures if isinstance(pictures, Tensor) else torch.tensor(pictures)  # copied: it may be read-only
+    x = images.to(device).permute(0, 3, 1, 2).contiguous()
     return _normalise_(x.float().div_(255))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import pickle
 import signal
 import warnings
 from collections import deque
@@ -55,7 +56,7 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
         # The number of workers is the caller's choice, also above the number of processors.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
-            items,
+            _Parcel(items),
             batch_size=None,
             sampler=range(start, stop),
             num_workers=workers,
@@ -72,6 +73,24 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
         yield from iterator
     finally:
         del iterator  # ends the workers
+
+
+class _Parcel(Dataset[Item]):
+    """Items on their way to the workers: packed once (torch shares a tensor's memory), unpacked at first use.
+
+    Sent as they are, a list of a million files would go to one worker after the other, each while it still starts up.
+    """
+
+    def __init__(self, items: Dataset[Item]) -> None:
+        self._packed = torch.frombuffer(bytearray(pickle.dumps(items)), dtype=torch.uint8)
+        self._items: Dataset[Item] | None = None
+
+    def __getitem__(self, number: int) -> Item:
+        if self._items is None:
+            self._items = pickle.loads(self._packed.numpy().tobytes())
+            self._packed = torch.empty(0, dtype=torch.uint8)
+        assert self._items is not None
+        return self._items[number]
 
 
 def _ignore_signals(_: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from snclr.data.order import Ids
 from snclr.data.sources import Labels, Source
 from snclr.data.views import normalise
 from snclr.errors import UserError
-from snclr.evaluate.images import chunk_requests, read_chunks
+from snclr.evaluate.images import Plan, read_chunks
 from snclr.train.progress import Progress
 
 
@@ -72,25 +72,24 @@ def extract_features(
         raise UserError(f"batch_size is {batch_size} and workers {workers}; needed are at least 1 and 0")
     if len(source) == 0:
         raise UserError(f"{source.name} has no images; give a source that has some")
-    every = np.arange(len(source), dtype=np.int64)
-    batches = ((None, every[start : start + batch_size]) for start in range(0, len(every), batch_size))
+    plan = Plan(np.arange(len(source), dtype=np.int64), batch=batch_size, chunk=batch_size)
     skipped: dict[int, Skip] = {}
     out = torch.empty(0)
     kept: list[Ids] = []
     count = 0
     with Progress(description, total=len(source), quiet=quiet) as progress, frozen(encoder):
         encoded = encode_batches(
-            encoder, source, batches, image_size=image_size, chunk=batch_size, workers=workers, device=device,
-            skipped=skipped,
-        )  # fmt: skip
+            encoder, source, plan, image_size=image_size, workers=workers, device=device, skipped=skipped
+        )
         for batch in encoded:
-            if count == 0 and len(batch.ids):  # filled in place: joining batches at the end would hold all of it twice
-                out = torch.empty(len(source), batch.features.shape[1])
-            out[count : count + len(batch.ids)] = batch.features
-            count += len(batch.ids)
-            kept.append(batch.ids)
+            if len(batch.ids):
+                if count == 0:  # filled in place: joining batches at the end would hold all of it twice
+                    out = torch.empty(len(source), batch.features.shape[1])
+                out[count : count + len(batch.ids)] = batch.features
+                count += len(batch.ids)
+                kept.append(batch.ids)
             progress.update(batch.asked, batch.wait_seconds, batch.compute_seconds)
-    return _finish(source, out[:count], np.concatenate(kept), labels, skipped)
+    return _finish(source, out[:count], np.concatenate([np.empty(0, np.int64), *kept]), labels, skipped)
 
 
 def pixel_features(source: Source, image_size: int, *, workers: int = 0, quiet: bool = True) -> Features:
@@ -103,27 +102,23 @@ def pixel_features(source: Source, image_size: int, *, workers: int = 0, quiet: 
 def encode_batches(
     encoder: nn.Module,
     source: Source,
-    batches: Iterable[tuple[int | None, Ids]],
+    plan: Plan,
     *,
     image_size: int,
-    chunk: int,
     workers: int,
     device: torch.device | str,
     skipped: dict[int, Skip],
-    seed: int = 0,
 ) -> Iterator[Encoded]:
-    """Encode batches of (epoch, ids), at most `chunk` images at once; what cannot be read is added to `skipped`.
+    """Encode the batches of a plan, chunk by chunk; what cannot be read is added to `skipped`.
 
-    Epoch None is the evaluation view, a number that epoch's random crops. The encoder's mode is the caller's concern:
-    see `frozen`.
+    The encoder's mode is the caller's concern: see `frozen`.
     """
     device = torch.device(device)
     encoder.to(device)
-    chunks = read_chunks(source, chunk_requests(batches, chunk), image_size=image_size, seed=seed, workers=workers)
     ids, parts = [np.empty(0, np.int64)], [torch.empty(0, 0, device=device)]
     asked, wait, compute = 0, 0.0, 0.0
     clock = time.monotonic()
-    for answer in chunks:
+    for answer in read_chunks(source, plan, image_size=image_size, workers=workers):
         before, clock = clock, time.monotonic()
         wait += clock - before
         asked += len(answer.ids) + len(answer.skipped)
@@ -161,7 +156,7 @@ def frozen(encoder: nn.Module) -> Iterator[None]:
 
 def _forward(encoder: nn.Module, pictures: Tensor, device: torch.device) -> Tensor:
     images = normalise(pictures, device).contiguous(memory_format=torch.channels_last)
-    # Only around the call: a generator would otherwise leave the mode on for its caller.
+    # Here, not around the loop: a generator would leave the mode on for its caller.
     with torch.inference_mode():
         features: Tensor = encoder(images)
         if features.ndim != 2:
@@ -169,7 +164,7 @@ def _forward(encoder: nn.Module, pictures: Tensor, device: torch.device) -> Tens
                 f"the encoder gives {tuple(features.shape)} for {len(images)} images; an encoder without its "
                 "classifier, which gives (images, features), is needed"
             )
-    return features.float().clone()  # an ordinary tensor, not one of inference mode
+        return features.float()
 
 
 def _finish(source: Source, features: Tensor, ids: Ids, labels: Labels | None, skipped: dict[int, Skip]) -> Features:

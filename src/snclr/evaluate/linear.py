@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.data.loader import Skip
-from snclr.data.order import Ids, epoch_order
+from snclr.data.order import Ids
 from snclr.data.sources import Source
 from snclr.data.splits import hold_out
 from snclr.errors import UserError
-from snclr.evaluate.features import encode_batches, extract_features, frozen
+from snclr.evaluate.features import Encoded, encode_batches, extract_features, frozen
+from snclr.evaluate.images import Plan
 from snclr.evaluate.linear_heads import LinearHeads
 from snclr.evaluate.scoring import (
     Labelled,
@@ -34,7 +35,7 @@ from snclr.train.schedule import warmup_cosine
 
 BASE_LR = {"resnet": 0.1, "vit": 3.0}
 """The paper's base learning rates of `linear_probe`."""
-LEARNING_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+LEARNING_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The grid of `linear_cached`."""
 HELD_OUT = 0.1
 _BLOCK = 4096  # rows classified at once
@@ -90,23 +91,16 @@ def linear_probe(
     train_labels, test_labels, _ = match_labels(train, test)
     ids = np.flatnonzero(train_labels >= 0)
     classes = _classes(torch.from_numpy(train_labels[ids]), torch.from_numpy(test_labels[test_labels >= 0]))
-    y = torch.searchsorted(classes, torch.from_numpy(train_labels))  # (len(train),), of the labelled ones
+    y = torch.searchsorted(classes, torch.from_numpy(train_labels))  # meant for the labelled ones alone
     batch = min(batch_size, len(ids))
     lr = scaled_lr(base_lr, batch)
-    steps = math.ceil(len(ids) / batch) * epochs
+    plan = Plan(ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed)
     skipped: dict[int, Skip] = {}
-    head: LinearHeads | None = None
     with frozen(encoder), Progress("linear probe", total=epochs * len(ids), quiet=quiet) as progress:
         encoded = encode_batches(
-            encoder, train, _shuffled(ids, epochs, batch, seed), image_size=image_size, chunk=min(chunk, batch),
-            workers=workers, device=device, skipped=skipped, seed=seed,
-        )  # fmt: skip
-        for step, (read, features, asked, wait, compute) in enumerate(encoded):
-            if len(read):
-                x, target, _ = labelled(features, y[read], "training")
-                head = head or LinearHeads(x.shape[1], len(classes), [lr], device=x.device)
-                progress.values["loss"] = head.step(x, target, _cosine(step, steps)).item()
-            progress.update(asked, wait, compute)
+            encoder, train, plan, image_size=image_size, workers=workers, device=device, skipped=skipped
+        )
+        head = _train_head(encoded, y, len(classes), lr, plan.steps, progress)
     if head is None:
         raise UserError(f"none of the labelled images of {train.name} could be read; there is nothing to train on")
     tested = extract_features(
@@ -155,7 +149,7 @@ def linear_cached(
     fit = _Fit(known.features, torch.searchsorted(classes, known.labels), len(classes), epochs, batch_size, seed, quiet)
     trials = [] if len(learning_rates) == 1 else _try(fit, sorted(learning_rates))
     lr = max(trials, key=lambda trial: (trial.top1, -trial.loss)).learning_rate if trials else learning_rates[0]
-    head = fit.train(torch.arange(len(known.labels)), [lr])
+    head = fit.train(np.arange(len(known.labels)), [lr])
     ranks, predictions = _classify(head, queries._replace(features=fit.standardise(queries.features)), classes)
     sets = describe_sets(
         len(known.labels), len(queries.labels), len(classes), left_out=known.left_out + queries.left_out, data=data
@@ -166,6 +160,20 @@ def linear_cached(
         f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}; {sets}"
     )
     return LinearResult(*top_shares(ranks, len(classes)), lr, protocol, predictions, trials=trials)
+
+
+def _train_head(
+    encoded: Iterator[Encoded], y: Tensor, num_classes: int, lr: float, steps: int, progress: Progress
+) -> LinearHeads | None:
+    """Train one head on batches of features as they come; y (n,) has the class of every image by its id."""
+    head: LinearHeads | None = None
+    for step, batch in enumerate(encoded):
+        if len(batch.ids):
+            x, target, _ = labelled(batch.features, y[batch.ids], "training")
+            head = head or LinearHeads(x.shape[1], num_classes, [lr], device=x.device)
+            progress.values["loss"] = head.step(x, target, _cosine(step, steps)).item()
+        progress.update(batch.asked, batch.wait_seconds, batch.compute_seconds)
+    return head
 
 
 @dataclass
@@ -188,19 +196,19 @@ class _Fit:
     def standardise(self, x: Tensor) -> Tensor:
         return (x.float() - self.mean) * self.scale
 
-    def train(self, rows: Tensor, learning_rates: Sequence[float]) -> LinearHeads:
+    def train(self, rows: Ids, learning_rates: Sequence[float]) -> LinearHeads:
         """Train a head for each learning rate on some rows; batch by batch, so the features are never copied whole."""
         heads = LinearHeads(self.x.shape[1], self.num_classes, learning_rates, device=self.x.device)
         batch = min(self.batch_size, len(rows))
-        steps = math.ceil(len(rows) / batch) * self.epochs
+        plan = Plan(rows, batch=batch, chunk=batch, epochs=self.epochs, seed=self.seed)
         with (
             heads.fitting_threads(batch),
             Progress("linear classifier", total=self.epochs * len(rows), quiet=self.quiet) as progress,
         ):
-            for step, (_, ids) in enumerate(_shuffled(rows.numpy(), self.epochs, batch, self.seed)):
-                chosen = torch.from_numpy(ids).to(self.x.device)
-                heads.step(self.standardise(self.x[chosen]), self.y[chosen], _cosine(step, steps))
-                progress.update(len(ids))
+            for step in range(plan.steps):
+                chosen = torch.from_numpy(plan.request(step).ids).to(self.x.device)
+                heads.step(self.standardise(self.x[chosen]), self.y[chosen], _cosine(step, plan.steps))
+                progress.update(len(chosen))
         return heads
 
 
@@ -212,7 +220,7 @@ def _try(fit: _Fit, learning_rates: Sequence[float]) -> list[Trial]:
             "no class has two training images, so none can be held out to choose a learning rate; give more images, or "
             "one learning rate, e.g. learning_rates=[0.1]"
         )
-    heads = fit.train(torch.from_numpy(kept), learning_rates)
+    heads = fit.train(kept, learning_rates)
     correct, loss = torch.zeros(2, len(learning_rates), device=fit.x.device)
     for start in range(0, len(held), _BLOCK):
         rows = torch.from_numpy(held[start : start + _BLOCK]).to(fit.x.device)
@@ -246,14 +254,6 @@ def _classes(train_labels: Tensor, test_labels: Tensor) -> Tensor:
             "classifier can learn them; add training images of these classes, or take the classes out of the test set"
         )
     return classes
-
-
-def _shuffled(ids: Ids, epochs: int, batch: int, seed: int) -> Iterator[tuple[int, Ids]]:
-    """Batches of (epoch, ids); the last of an epoch may be smaller."""
-    for epoch in range(epochs):
-        order = ids[epoch_order(len(ids), seed, epoch)]
-        for start in range(0, len(order), batch):
-            yield epoch, order[start : start + batch]
 
 
 def _cosine(step: int, steps: int) -> float:

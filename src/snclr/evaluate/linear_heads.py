@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_SMALL_STEP = 2**25  # multiplications of one product: a few milliseconds of one core
+_SMALL_STEP = 2**28  # multiplications of one product: some ten milliseconds of one core
 
 
 class LinearHeads:

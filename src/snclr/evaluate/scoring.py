@@ -90,8 +90,10 @@ def true_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     tensor([1, 1])
     """
     own = scores.gather(1, labels[:, None])
-    before = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
-    return ((scores > own) | ((scores == own) & before)).sum(dim=1)
+    not_before = torch.arange(scores.shape[1], device=scores.device) >= labels[:, None]
+    # Those it beats or equals are counted, itself among them, not those that beat it: a score that is NaN comes last.
+    beaten = (scores < own) | ((scores == own) & not_before)
+    return scores.shape[1] - beaten.sum(dim=1)
 
 
 def top_shares(ranks: Tensor, num_classes: int) -> tuple[float, float | None]:

@@ -145,13 +145,9 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
 
 
 def _clip(t: Training) -> float:
-    """The gradient's norm, clipped where the config says so."""
-    parameters = [p for group in t.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if t.config.clip_gradient is not None:
-        return float(
-            t.fabric.clip_gradients(t.method, t.optimizer, max_norm=t.config.clip_gradient, error_if_nonfinite=False)
-        )
-    return float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    """The gradient's norm over all parameters (unscaled in half precision), clipped where the config says so."""
+    limit = float("inf") if t.config.clip_gradient is None else t.config.clip_gradient
+    return float(t.fabric.clip_gradients(t.method, t.optimizer, max_norm=limit, error_if_nonfinite=False))
 
 
 def _refuse_nonfinite(t: Training, batch: Batch, loss: Tensor, gradient_norm: float) -> None:
@@ -173,7 +169,8 @@ def _refuse_nonfinite(t: Training, batch: Batch, loss: Tensor, gradient_norm: fl
     what = "loss" if not finite_loss else "gradient"
     raise UserError(
         f"step {batch.step}: the {what} is not finite; nothing was updated. The images are listed in {t.run.nonfinite}."
-        " Try a lower --lr, --clip-gradient 1, or --precision 32, then go on from the last checkpoint with --resume."
+        " The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
+        " --lr, --clip-gradient 1 or --precision 32."
     )
 
 

@@ -20,7 +20,8 @@ from snclr.data.loader import Skip, ViewLoader
 from snclr.data.sources import Source, open_source
 from snclr.encoders import EncoderSpec
 from snclr.errors import UserError
-from snclr.export.encoder import load_encoder, save_encoder
+from snclr.export.encoder import save_encoder
+from snclr.export.foreign import read_weights
 from snclr.train import state
 from snclr.train.build import build_method, encoder_spec, view_groups
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
@@ -62,6 +63,8 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
             f"{'data' if not config.data else 'out'} is missing: give --data (the images) and --out (the run folder)"
         )
     fabric = _launch(config)
+    source = open_source(config.data, split="train", download=True)  # before the folder: a mistyped name leaves nothing
+    spec = encoder_spec(config)
     run, failure = None, None
     if fabric.is_global_zero:
         try:
@@ -71,7 +74,7 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
     if failure := fabric.broadcast(failure):  # every process must leave, not only the one that looked
         raise UserError(failure)
     with run or RunFolder(config.out) as folder, _log_file(folder, enabled=fabric.is_global_zero):
-        return _run(config, fabric, folder, quiet=quiet or not fabric.is_global_zero)
+        return _run(config, fabric, folder, source, spec, quiet=quiet or not fabric.is_global_zero)
 
 
 def resume_config(settings: dict[str, Any]) -> PretrainConfig:
@@ -108,6 +111,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def _launch(config: PretrainConfig) -> Any:
     """Start Fabric: device, precision and, where asked for, further processes."""
     from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     accelerator = config.accelerator
     if accelerator == "auto":
@@ -136,7 +140,8 @@ def _launch(config: PretrainConfig) -> Any:
         devices=devices,
         num_nodes=config.nodes,
         precision=PRECISIONS[config.precision],
-        strategy="ddp" if several else "auto",
+        # The queue is the same on every process by construction: sending it with each step would be waste.
+        strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
     )
     fabric.launch()
     if config.batch_size % fabric.world_size:
@@ -148,10 +153,10 @@ def _launch(config: PretrainConfig) -> Any:
     return fabric
 
 
-def _run(config: PretrainConfig, fabric: Any, run: RunFolder, *, quiet: bool) -> PretrainResult:
+def _run(
+    config: PretrainConfig, fabric: Any, run: RunFolder, source: Source, spec: EncoderSpec, *, quiet: bool
+) -> PretrainResult:
     """A run in its folder: data, method, checkpoint, loop, weights."""
-    source = open_source(config.data, split="train", download=True)
-    spec = encoder_spec(config)
     loader = ViewLoader(
         source, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size, seed=config.seed,
         workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size, device=fabric.device,
@@ -159,7 +164,7 @@ def _run(config: PretrainConfig, fabric: Any, run: RunFolder, *, quiet: bool) ->
     )  # fmt: skip
     method = build_method(config, spec)
     if config.init_from is not None:
-        initialise(method.encoder, method.momentum_encoder, config.init_from)
+        initialise(method.encoder, method.momentum_encoder, spec, config.init_from, quiet=quiet)
     checkpoint = latest_checkpoint(run.checkpoints, lambda text: _warn(text)) if config.resume else None
     training = _prepare(config, fabric, run, source, loader, method, checkpoint)
     if fabric.is_global_zero:
@@ -201,6 +206,7 @@ def _prepare(
     if checkpoint is not None:
         _check_data(checkpoint, fingerprint, config)
         state.restore(checkpoint.tensors, checkpoint.info["optimizer"], method, optimizer)
+        fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
         loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
 
     def save(step: int) -> None:
@@ -208,9 +214,9 @@ def _prepare(
             tensors, plain = state.collect(method, optimizer)
             info = {
                 "optimizer": plain,
+                "precision": fabric.strategy.precision.state_dict(),  # the loss scale of half precision; else empty
                 "data": fingerprint,
                 "skipped": [asdict(skip) for skip in loader.skipped],
-                "epochs": config.epochs,
             }
             save_checkpoint(run.checkpoints, tensors, info, step=step, keep=config.keep_checkpoints)
             _write_skipped(run, loader)
@@ -257,14 +263,18 @@ def _opening(t: Training, start: int) -> str:
     return line
 
 
-def initialise(encoder: torch.nn.Module, momentum_encoder: torch.nn.Module, init_from: str) -> None:
-    """Start from the encoder of another run: both copies get its weights."""
-    weights = load_encoder(Path(init_from))[0].state_dict()
-    try:
-        encoder.load_state_dict(weights)
-        momentum_encoder.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"the encoder in {init_from} does not fit this run's: {error}") from error
+def initialise(
+    encoder: torch.nn.Module, momentum_encoder: torch.nn.Module, spec: EncoderSpec, init_from: str, *, quiet: bool
+) -> None:
+    """Start from another run or a weights file: both copies get the weights. What was loaded is said and logged."""
+    weights = read_weights(init_from, spec)
+    encoder.load_state_dict(weights.state)
+    momentum_encoder.load_state_dict(weights.state)
+    _log.info(weights.report)
+    if not quiet:
+        print(weights.report, file=sys.stderr)
+        for text in weights.warnings:
+            _warn(text)
 
 
 def load_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig, EncoderSpec]:

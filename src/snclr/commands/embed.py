@@ -1,0 +1,145 @@
+"""`snclr embed`: the features of every image of a set, as a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snclr.commands.evaluation import data_of, pick_device
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from snclr.data.sources import Source
+    from snclr.encoders import EncoderSpec
+    from snclr.evaluate.embeddings import Embeddings
+
+EXAMPLES = """examples:
+  snclr embed runs/photos --data my-photos/ --out photos.parquet
+  snclr embed runs/cifar --data cifar10 --split test --out test.npy --normalize
+
+The ending of --out says the format:
+  .npy       a float32 array (images, features); photos.keys.json beside it has the file names in order
+  .npz       the arrays features, keys and labels, and metadata, in one file
+  .parquet   the columns key, label and feature, and metadata; needs pip install 'snclr[parquet]'
+"""
+
+
+def embed(
+    run: str | Path,
+    *,
+    out: str | Path,
+    data: str | None = None,
+    split: str = "train",
+    normalize: bool = False,
+    batch_size: int = 256,
+    workers: int = 0,
+    device: str = "auto",
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Write the features of every readable image's centre crop; what was written, and the images left out.
+
+    `normalize` scales each feature vector to length 1, so that a dot product is a cosine.
+    """
+    from snclr.data.sources import open_source
+    from snclr.evaluate.embeddings import check_out, keys_file, write_embeddings
+    from snclr.export.encoder import load_encoder
+
+    path = check_out(out)
+    encoder, spec = load_encoder(Path(run))
+    source = open_source(data or data_of(run), split=split, download=True)
+    found = compute(
+        encoder, spec, source, run=run, split=split, normalize=normalize, batch_size=batch_size, workers=workers,
+        device=pick_device(device), quiet=quiet,
+    )  # fmt: skip
+    write_embeddings(path, found)
+    return {
+        "file": str(path),
+        "keys_file": str(keys_file(path)) if path.suffix.lower() == ".npy" else None,
+        "images": len(found.keys),
+        **found.metadata,
+    }
+
+
+def compute(
+    encoder: nn.Module,
+    spec: EncoderSpec,
+    source: Source,
+    *,
+    run: str | Path,
+    split: str,
+    normalize: bool = False,
+    batch_size: int = 256,
+    workers: int = 0,
+    device: str = "cpu",
+    quiet: bool = False,
+) -> Embeddings:
+    """The features of a source with all that tells where they come from."""
+    import torch.nn.functional as F
+
+    from snclr import __version__
+    from snclr.data.views import MEAN, STD
+    from snclr.evaluate.embeddings import Embeddings
+    from snclr.evaluate.features import extract_features
+    from snclr.evaluate.neighbors import class_names
+    from snclr.export.encoder import weights_digest
+
+    weights = weights_digest(encoder.state_dict())
+    found = extract_features(
+        encoder, source, image_size=spec.image_size, batch_size=batch_size, workers=workers, device=device, quiet=quiet
+    )
+    features = F.normalize(found.features, dim=1) if normalize else found.features
+    metadata = {
+        "snclr": __version__,
+        "run": str(run),
+        "encoder": spec.name,
+        "features": features.shape[1],
+        "weights_sha256": weights,
+        "image_size": spec.image_size,
+        "mean": list(MEAN),
+        "std": list(STD),
+        "view": "centre crop",
+        "normalize": normalize,
+        "data": source.name,
+        "split": split,
+        "fingerprint": source.fingerprint(),
+        "skipped": [asdict(skip) for skip in found.skipped],
+    }
+    keys = [source.key(index) for index in found.ids.tolist()]
+    return Embeddings(features.numpy(), keys, class_names(source, found.ids), metadata)
+
+
+def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Flags of the command."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("run", metavar="RUN", help="a run folder, the --out of snclr pretrain")
+    parser.add_argument("--data", help="images: a folder, a list file, a built-in name (default: the run's own)")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the file to write: .npy, .npz or .parquet")
+    parser.add_argument("--normalize", action="store_true", help="scale each image's features to length 1")
+    parser.add_argument("--split", default="train", help="which part, where the set has parts (train, test, all …)")
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="images encoded at once")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode images")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.set_defaults(handler=_run)
+
+
+def _run(a: argparse.Namespace) -> int:
+    done = embed(
+        a.run, out=a.out, data=a.data, split=a.split, normalize=a.normalize, batch_size=a.batch_size, workers=a.workers,
+        device=a.device, quiet=a.json,
+    )  # fmt: skip
+    if a.json:
+        print(json.dumps(done))
+        return 0
+    names = f", names in {done['keys_file']}" if done["keys_file"] else ""
+    length = "of length 1" if done["normalize"] else "as the encoder gives them"
+    print(f"wrote {done['file']}: {done['images']:,} images × {done['features']} features, {length}{names}")
+    if done["skipped"]:
+        print(f"{len(done['skipped'])} images could not be read; all are listed under metadata, skipped:")
+        for skip in done["skipped"][:5]:
+            print(f"  {skip['key']}: {skip['reason']}")
+    return 0

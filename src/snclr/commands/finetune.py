@@ -1,0 +1,261 @@
+"""`snclr finetune`: the whole network trained on a few labels, as the semi-supervised tables of the field are made."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snclr.commands.evaluation import Subject, add_common_flags, open_subject, show
+from snclr.errors import UserError
+
+if TYPE_CHECKING:
+    from snclr.evaluate.finetune import FinetuneSettings, Finetuning, Score
+    from snclr.evaluate.subsets import LabelledSubset
+
+EXAMPLES = """examples:
+  snclr finetune runs/photos --data labelled-photos/ --labels 10%
+  snclr finetune runs/resnet50 --data imagenet/ --labels 1percent.txt --workers 8   # a published list
+  snclr finetune runs/photos --data labelled-photos/ --labels 10% --from-scratch --epochs 200 --lr 0.1
+
+The defaults are SimCLR's: SGD with Nesterov momentum 0.9, learning rate 0.05 × batch/256 for encoder and head, cosine
+to 0, no weight decay, random resized crops and flips, 60 epochs up to 1% of the labels and 30 above. --from-scratch
+starts from new weights: the "supervised" row, which needs its own learning rate and more epochs to be a fair one.
+The same command again goes on where an interrupted one stopped.
+"""
+
+
+def finetune(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    test: str | None = None,
+    labels: str | Path = "10%",
+    from_scratch: bool = False,
+    epochs: int | None = None,
+    batch_size: int = 256,
+    lr: float = 0.05,
+    head_lr: float | None = None,
+    weight_decay: float = 0.0,
+    workers: int = 0,
+    device: str = "auto",
+    seed: int = 0,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Fine-tune a run on a part of the labels and test it; the result is also added to results.jsonl.
+
+    `lr` and `head_lr` (default: the same) are base rates, × batch/256. `labels` is a share or a list file.
+    A stop (Ctrl-C, SIGTERM) saves, and gives a dict with `complete` False and an `exit_code`; the same call goes on.
+    """
+    from snclr.evaluate.finetune import evaluate_classifier
+    from snclr.evaluate.results import append_result
+    from snclr.evaluate.scoring import match_labels
+    from snclr.evaluate.subsets import choose_subset
+    from snclr.export.encoder import weights_digest
+    from snclr.train.durable import discard
+
+    s = open_subject(run, data, test, device=device, seed=seed)
+    train_labels, test_labels, _ = match_labels(s.train, s.test)
+    subset = choose_subset(s.train, train_labels, labels, seed=seed)
+    settings = _settings(
+        subset, epochs=epochs, batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, seed=seed
+    )
+    job = _prepare(s, subset, settings, test_labels, from_scratch=from_scratch, workers=workers)
+    list_file = _write_list(s.run, subset, seed)
+    lock = _locked(job.checkpoints.parent)
+    try:
+        stopped = _train(job, quiet=quiet, words=_opening(s, subset, settings, from_scratch))
+        if stopped:
+            return {"kind": "finetune", "complete": False, **stopped}
+        score = evaluate_classifier(
+            job.model, job.classes, s.test, test_labels, image_size=s.spec.image_size, workers=workers, device=s.device,
+            quiet=quiet,
+        )  # fmt: skip
+        record = append_result(
+            s.run,
+            "finetune-scratch" if from_scratch else "finetune",
+            {"top1": score.top1, "top5": score.top5},
+            _protocol(s, subset, settings, job, score, from_scratch=from_scratch, base=(lr, head_lr)),
+            settings=asdict(settings),
+            labels=str(labels),
+            list=list_file.name,
+            list_sha256=subset.sha256,
+            model_sha256=weights_digest(job.model.state_dict()),
+            skipped=[asdict(skip) for skip in (*job.loader.skipped, *score.skipped)],
+        )
+        discard(job.checkpoints.parent)  # the result is on disk: nothing is left to go on with
+    finally:
+        lock.release()
+    return record
+
+
+def _settings(
+    subset: LabelledSubset, *, epochs: int | None, batch_size: int, lr: float, head_lr: float | None,
+    weight_decay: float, seed: int,
+) -> FinetuneSettings:  # fmt: skip
+    from snclr.evaluate.finetune import FinetuneSettings, default_epochs
+    from snclr.train.optim import scaled_lr
+
+    batch = min(batch_size, len(subset.index))
+    return FinetuneSettings(
+        epochs=default_epochs(subset.share) if epochs is None else epochs,
+        batch_size=batch,
+        lr=scaled_lr(lr, max(batch, 1)),
+        head_lr=scaled_lr(lr if head_lr is None else head_lr, max(batch, 1)),
+        weight_decay=weight_decay,
+        seed=seed,
+    )
+
+
+def _prepare(
+    s: Subject, subset: LabelledSubset, settings: FinetuneSettings, test_labels: Any, *, from_scratch: bool,
+    workers: int,
+) -> Finetuning:  # fmt: skip
+    """The model, its data and where its checkpoints are: a folder of its own for each different fine-tuning."""
+    import torch
+
+    from snclr.data.splits import take
+    from snclr.evaluate.finetune import Finetuning, build_classifier, subset_classes
+    from snclr.export.encoder import weights_digest
+
+    source = take(s.train, subset.index)
+    assert source.labels is not None
+    classes = subset_classes(torch.from_numpy(source.labels), torch.from_numpy(test_labels[test_labels >= 0]))
+    identity = {
+        "settings": asdict(settings),
+        "start": "scratch" if from_scratch else weights_digest(s.encoder.state_dict()),
+        "encoder": s.spec.to_dict(),
+        "list_sha256": subset.sha256,
+        "data": source.fingerprint(),
+        "classes": classes.tolist(),
+    }
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    model = build_classifier(s.encoder, s.spec, len(classes), from_scratch=from_scratch, seed=settings.seed)
+    return Finetuning(
+        model, source, classes, settings, s.spec.image_size, s.run / f"finetune-{subset.tag}-{name}" / "checkpoints",
+        identity, workers=workers, device=s.device,
+    )  # fmt: skip
+
+
+def _write_list(run: Path, subset: LabelledSubset, seed: int) -> Path:
+    """The list of the images, in the run folder; one of the same name with other images is kept."""
+    from snclr.train.durable import write_atomic
+
+    path = run / f"finetune-{subset.tag}-seed{seed}.txt"
+    if path.is_file() and path.read_bytes() != subset.text.encode():
+        path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
+    write_atomic(path, subset.text)
+    return path
+
+
+def _locked(folder: Path) -> Any:
+    from snclr.train.durable import FileLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".finetune.lock")
+    if not lock.acquire():
+        raise UserError(f"the same fine-tuning is already under way ({lock.holder()}, in {folder}); wait for it")
+    lock.describe_holder()
+    return lock
+
+
+def _train(job: Finetuning, *, quiet: bool, words: str) -> dict[str, Any] | None:
+    """Train; None at the end, or what to return where a stop was asked for."""
+    from snclr.train.progress import Progress
+    from snclr.train.signals import StopRequest
+
+    total = job.total_steps * job.settings.batch_size
+    with StopRequest() as stop, Progress("fine-tuning", total, quiet=quiet) as progress:
+        progress.say(words)
+        step = job.train(progress, stop)
+        if step == job.total_steps:
+            return None
+        assert stop.requested is not None
+        return {
+            "step": step,
+            "total_steps": job.total_steps,
+            "stopped_by": stop.requested.name,
+            "exit_code": stop.exit_code,
+            "checkpoints": str(job.checkpoints),
+        }
+
+
+def _opening(s: Subject, subset: LabelledSubset, settings: FinetuneSettings, from_scratch: bool) -> str:
+    start = "new weights" if from_scratch else f"the weights of {s.run}"
+    return f"fine-tuning {s.spec.name} from {start} on {subset.words}, {settings.epochs} epochs, on {s.device}"
+
+
+def _protocol(
+    s: Subject, subset: LabelledSubset, settings: FinetuneSettings, job: Finetuning, score: Score, *,
+    from_scratch: bool, base: tuple[float, float | None],
+) -> str:  # fmt: skip
+    """How it was measured, in full."""
+    from snclr.evaluate.scoring import describe_sets
+
+    head = base[0] if base[1] is None else base[1]
+    rates = f"learning rate {settings.lr:g} for the encoder ({base[0]:g} × batch/256) and {settings.head_lr:g} for the "
+    rates += f"head ({head:g} × batch/256)"
+    start = "from scratch (new weights)" if from_scratch else "from the pre-trained encoder"
+    unreadable = len(job.loader.skipped) + len(score.skipped)
+    return (
+        f"fine-tuning {start}: whole network and a linear head on {subset.words}, list sha256 {subset.sha256[:16]}…, "
+        f"random resized crop and flip at {s.spec.image_size} px, SGD (Nesterov momentum {settings.momentum:g}, weight "
+        f"decay {settings.weight_decay:g}), {settings.epochs} epochs of {job.loader.steps_per_epoch} steps, batch "
+        f"{settings.batch_size}, {rates}, cosine to 0, seed {settings.seed}; tested on centre crops after the last "
+        "epoch; "
+        + describe_sets(len(subset.index), score.images, len(job.classes), left_out=score.left_out, data=s.words)
+        + (f"; {unreadable} images could not be read" if unreadable else "")
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Flags of the command."""
+    parser.epilog = EXAMPLES
+    add_common_flags(parser)
+    parser.add_argument(
+        "--labels", default="10%", metavar="SHARE|FILE",
+        help="a share of the training part's labels such as 1%% or 10%%, or a file with the name of an image a line",
+    )  # fmt: skip
+    parser.add_argument("--from-scratch", action="store_true", help="start from new weights instead of the run's")
+    parser.add_argument("--epochs", type=int, metavar="N", help="passes over the labelled images (default: 60 or 30)")
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="at most the labelled images")
+    parser.add_argument("--lr", type=float, default=0.05, metavar="X", help="base learning rate, × batch/256")
+    parser.add_argument("--head-lr", type=float, metavar="X", help="the head's base learning rate (default: --lr)")
+    parser.add_argument("--weight-decay", type=float, default=0.0, metavar="X", help="of all weights")
+    parser.set_defaults(handler=_run)
+
+
+def _run(a: argparse.Namespace) -> int:
+    import sys
+
+    record = finetune(
+        a.run, data=a.data, test=a.test, labels=a.labels, from_scratch=a.from_scratch, epochs=a.epochs,
+        batch_size=a.batch_size, lr=a.lr, head_lr=a.head_lr, weight_decay=a.weight_decay, workers=a.workers,
+        device=a.device, seed=a.seed, quiet=a.json,
+    )  # fmt: skip
+    if record.get("complete", True):
+        show(record, a.json)
+        return 0
+    if a.json:
+        print(json.dumps(record))
+    print(
+        f"stopped by {record['stopped_by']} after step {record['step']} of {record['total_steps']}; everything is "
+        f"saved. Go on with the same command:\n  {_command(a)}",
+        file=sys.stderr,
+    )
+    return int(record["exit_code"])
+
+
+def _command(a: argparse.Namespace) -> str:
+    """The command as it was given, to be pasted."""
+    flags = {
+        "data": a.data, "test": a.test, "labels": a.labels, "epochs": a.epochs, "batch-size": a.batch_size, "lr": a.lr,
+        "head-lr": a.head_lr, "weight-decay": a.weight_decay, "seed": a.seed, "workers": a.workers, "device": a.device,
+    }  # fmt: skip
+    words = ["snclr", "finetune", a.run, *(f"--{name}={value}" for name, value in flags.items() if value is not None)]
+    words += ["--from-scratch"] * a.from_scratch + ["--json"] * a.json
+    return shlex.join(words)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor, nn
+
+from snclr.data.sources import ArraySource, FileSource, open_source
+from snclr.data.views import MEAN, STD
+from snclr.errors import UserError
+from snclr.evaluate.features import extract_features, frozen, pixel_features
+from snclr.evaluate.images import Plan, read_chunks
+
+
+def tiny_encoder(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net(torch.randn(8, 3, 8, 8))  # statistics of its own, unlike those of the images below
+    return net
+
+
+def tiny_source(n: int = 13, side: int = 8, seed: int = 0) -> ArraySource:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (n, side, side, 3), dtype=np.uint8)
+    return ArraySource("tiny", images, np.arange(n, dtype=np.int64) % 3, ["a", "b", "c"])
+
+
+def by_hand(encoder: nn.Module, images: np.ndarray) -> Tensor:
+    x = (images.transpose(0, 3, 1, 2) / 255 - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
+    with frozen(encoder), torch.no_grad():
+        return encoder(torch.from_numpy(x).float())
+
+
+def save_images(source: ArraySource, folder: Path) -> None:
+    for index, image in enumerate(source.images):
+        place = folder / "abc"[index % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{index:02}.png")
+
+
+def test_features_are_the_encoders_in_evaluation_mode() -> None:
+    source, encoder = tiny_source(), tiny_encoder()
+    found = extract_features(encoder, source, image_size=8, batch_size=5, quiet=True)
+    assert found.features.dtype == torch.float32
+    torch.testing.assert_close(found.features, by_hand(encoder, source.images))
+    assert found.ids.tolist() == list(range(13))
+    assert found.labels is not None
+    assert found.labels.tolist() == [i % 3 for i in range(13)]
+    assert found.skipped == []
+
+
+def test_the_encoder_is_left_as_it_was() -> None:
+    encoder = tiny_encoder().train()
+    encoder[1].eval()  # a frozen part of a network in training
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    extract_features(encoder, tiny_source(), image_size=8, quiet=True)
+    assert [module.training for module in encoder] == [True, False, True, True, True]
+    assert all(torch.equal(before[name], value) for name, value in encoder.state_dict().items())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in encoder.parameters())
+
+
+def test_the_mode_comes_back_after_an_error() -> None:
+    encoder = nn.Sequential(nn.Conv2d(3, 2, 3)).train()
+    with pytest.raises(UserError, match="without its classifier"):
+        extract_features(encoder, tiny_source(), image_size=8, quiet=True)
+    assert encoder.training
+
+
+def test_features_can_be_trained_on() -> None:
+    features = extract_features(tiny_encoder(), tiny_source(), image_size=8, quiet=True).features
+    layer = nn.Linear(4, 2)
+    layer(features).sum().backward()  # fails on tensors of inference mode
+    assert layer.weight.grad is not None
+
+
+def test_files_give_what_an_array_gives_and_bad_ones_are_left_out(tmp_path: Path) -> None:
+    source, encoder = tiny_source(), tiny_encoder()
+    save_images(source, tmp_path)
+    (tmp_path / "b" / "01.png").write_bytes(b"not an image")
+    files = open_source(tmp_path)
+    found = extract_features(encoder, files, image_size=8, batch_size=4, quiet=True)
+    numbers = [int(Path(files.key(i)).stem) for i in found.ids.tolist()]
+    assert sorted(numbers) == [0, *range(2, 13)]
+    torch.testing.assert_close(found.features, by_hand(encoder, source.images[numbers]))
+    assert found.labels is not None
+    assert found.labels.tolist() == [number % 3 for number in numbers]
+    (skip,) = found.skipped
+    assert skip.key == "b/01.png"
+    assert files.key(skip.index) == skip.key
+    assert "image" in skip.reason
+
+
+@pytest.mark.slow
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    save_images(tiny_source(), tmp_path)
+    (tmp_path / "b" / "01.png").write_bytes(b"")
+    files, encoder = open_source(tmp_path), tiny_encoder()
+    alone = extract_features(encoder, files, image_size=8, batch_size=4, quiet=True)
+    helped = extract_features(encoder, files, image_size=8, batch_size=4, workers=2, quiet=True)
+    assert torch.equal(alone.features, helped.features)
+    assert torch.equal(alone.ids, helped.ids)
+    assert alone.skipped == helped.skipped
+
+
+def test_no_readable_image_is_an_error_that_says_why(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(b"")
+    source = FileSource("mine", tmp_path, ["a.png", "b.png"])
+    with pytest.raises(UserError, match=r"none of the 2 images of mine .* a.png: empty file"):
+        extract_features(tiny_encoder(), source, image_size=8, quiet=True)
+
+
+def test_a_set_without_images_is_an_error() -> None:
+    with pytest.raises(UserError, match="no images"):
+        extract_features(tiny_encoder(), tiny_source(0), image_size=8, quiet=True)
+
+
+def test_another_image_size_scales_the_images() -> None:
+    source = ArraySource("flat", np.full((2, 8, 8, 3), 200, np.uint8))
+    found = pixel_features(source, 6)
+    assert found.features.shape == (2, 3 * 6 * 6)
+    assert found.labels is None
+    expected = torch.tensor([(200 / 255 - m) / s for m, s in zip(MEAN, STD, strict=True)])
+    torch.testing.assert_close(found.features.view(2, 3, 36).mean(dim=2), expected.expand(2, 3))
+
+
+def test_pixel_features_are_the_normalised_pixels() -> None:
+    source = tiny_source()
+    torch.testing.assert_close(pixel_features(source, 8).features, by_hand(nn.Flatten(), source.images))
+
+
+def test_given_labels_replace_the_sources_own() -> None:
+    labels = np.arange(13, dtype=np.int64)
+    found = extract_features(tiny_encoder(), tiny_source(), image_size=8, labels=labels, quiet=True)
+    assert found.labels is not None
+    assert found.labels.tolist() == list(range(13))
+
+
+def test_take_keeps_rows_together() -> None:
+    found = extract_features(tiny_encoder(), tiny_source(), image_size=8, quiet=True)
+    part = found.take(torch.tensor([5, 1]))
+    assert part.ids.tolist() == [5, 1]
+    assert torch.equal(part.features, found.features[[5, 1]])
+    assert part.labels is not None
+    assert part.labels.tolist() == [2, 1]
+
+
+def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    extract_features(tiny_encoder(), tiny_source(), image_size=8, description="looking", quiet=True)
+    assert capsys.readouterr().err == ""
+    extract_features(tiny_encoder(), tiny_source(), image_size=8, description="looking")
+    assert "looking: 100%" in capsys.readouterr().err
+
+
+@given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 15), st.integers(1, 3))
+def test_a_plan_gives_every_image_once_an_epoch(n: int, batch: int, chunk: int, epochs: int) -> None:
+    plan = Plan(np.arange(100, 100 + n), batch=batch, chunk=chunk, epochs=epochs, seed=3)
+    requests = [plan.request(number) for number in range(len(plan))]
+    assert all(1 <= len(request.ids) <= chunk for request in requests)
+    for epoch in range(epochs):
+        ids = [index for request in requests if request.epoch == epoch for index in request.ids.tolist()]
+        assert sorted(ids) == list(range(100, 100 + n))
+    sizes, size = [], 0
+    for request in requests:
+        size += len(request.ids)
+        if request.ends_batch:
+            sizes.append(size)
+            size = 0
+    assert len(sizes) == plan.steps
+    assert size == 0
+    rest = [n % batch] if n % batch else []
+    assert sizes == ([batch] * (n // batch) + rest) * epochs
+
+
+def test_epochs_give_other_crops_in_another_order(tmp_path: Path) -> None:
+    array = tiny_source(6, side=16)
+    save_images(array, tmp_path)
+    for source in (array, open_source(tmp_path)):
+        plan = Plan(np.arange(6), batch=6, chunk=6, epochs=2, seed=1)
+        first, second = read_chunks(source, plan, image_size=8)
+        again, _ = read_chunks(source, plan, image_size=8)
+        assert first.ids.tolist() != second.ids.tolist()
+        by_id = [chunk.pictures[np.argsort(chunk.ids)] for chunk in (first, second)]
+        assert not torch.equal(*by_id)
+        assert torch.equal(first.pictures, again.pictures)

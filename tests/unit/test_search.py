@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_run
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import snclr
+from snclr.cli import main
+from snclr.data.sources import open_source
+from snclr.errors import UserError
+from snclr.evaluate.features import extract_features
+from snclr.evaluate.search_index import FAISS_FROM, choose, find_similar, list_count
+from snclr.export.encoder import load_encoder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def run(images, tmp_path_factory) -> Path:
+    return tiny_run.train(images, tmp_path_factory.mktemp("runs") / "run")
+
+
+def expected(run: Path, images: Path, key: str, k: int) -> list[tuple[str, float]]:
+    """Straight from the definition: every cosine, sorted, without the image itself."""
+    encoder, spec = load_encoder(run)
+    source = open_source(images)
+    found = extract_features(encoder, source, image_size=spec.image_size, quiet=True)
+    keys = [source.key(i) for i in found.ids.tolist()]
+    query = found.features[keys.index(key)]
+    cosines = {other: torch.cosine_similarity(query, row, dim=0).item() for other, row in zip(keys, found.features)}  # noqa: B905
+    del cosines[key]
+    return sorted(cosines.items(), key=lambda pair: -pair[1])[:k]
+
+
+def neighbors(row: dict) -> list[tuple[str, float]]:
+    return [(found["key"], found["cosine"]) for found in row["neighbors"]]
+
+
+def assert_same(found: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
+    assert [key for key, _ in found] == [key for key, _ in wanted]
+    assert [cosine for _, cosine in found] == pytest.approx([cosine for _, cosine in wanted], abs=1e-5)
+
+
+def test_one_image_of_the_collection_finds_others_not_itself(run, images):
+    done = snclr.search(run, images / "red/red_3.png", data=str(images), k=6, quiet=True)
+    (row,) = done["queries"]
+    assert_same(neighbors(row), expected(run, images, "red/red_3.png", 6))
+    assert row["neighbors"][0]["path"] == str(images / row["neighbors"][0]["key"])
+    assert row["label"] == "red"
+    assert done["recall"] is None
+    assert "exact over 48 images" in done["method"]
+    assert [skip["key"] for skip in done["skipped"]] == ["red/broken.png"]
+
+
+def test_a_link_is_the_same_image_and_a_copy_is_not(run, images, tmp_path):
+    os.symlink(images / "blue/blue_2.png", tmp_path / "link.png")
+    (tmp_path / "copy.png").write_bytes((images / "blue/blue_2.png").read_bytes())
+    link = snclr.search(run, tmp_path / "link.png", data=str(images), k=5, quiet=True)["queries"][0]
+    copy = snclr.search(run, tmp_path / "copy.png", data=str(images), k=5, quiet=True)["queries"][0]
+    assert "blue/blue_2.png" not in dict(neighbors(link))
+    assert copy["neighbors"][0]["key"] == "blue/blue_2.png"
+    assert copy["neighbors"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_folder_of_queries_a_key_and_saved_embeddings_give_the_same(run, images, tmp_path):
+    snclr.embed(run, out=tmp_path / "f.parquet", quiet=True)
+    snclr.embed(run, out=tmp_path / "n.npy", normalize=True, quiet=True)
+    folder = snclr.search(run, images / "green", k=4, quiet=True)
+    assert [row["key"] for row in folder["queries"]] == sorted(f"green_{i}.png" for i in range(16))
+    for file in (None, tmp_path / "f.parquet", tmp_path / "n.npy"):
+        by_key = snclr.search(run, "green/green_5.png", k=4, embeddings=file, quiet=True)["queries"][0]
+        by_folder = next(row for row in folder["queries"] if row["key"] == "green_5.png")
+        assert_same(neighbors(by_key), neighbors(by_folder))
+        assert_same(neighbors(by_key), expected(run, images, "green/green_5.png", 4))
+
+
+def test_more_asked_for_than_there_are(run, images):
+    (row,) = snclr.search(run, images / "red/red_0.png", k=100, quiet=True)["queries"]
+    assert len(row["neighbors"]) == 47
+
+
+def test_embeddings_of_other_weights_or_images_are_refused(run, images, tmp_path):
+    other = tiny_run.train(images, tmp_path / "other", epochs=1, warmup_epochs=0, seed=5)
+    snclr.embed(other, out=tmp_path / "f.npz", quiet=True)
+    with pytest.raises(UserError, match="other weights"):
+        snclr.search(run, images / "red/red_0.png", embeddings=tmp_path / "f.npz", quiet=True)
+    snclr.embed(run, data="demo", split="test", out=tmp_path / "d.npz", quiet=True)
+    with pytest.raises(UserError, match="not those the embeddings were written for"):
+        snclr.search(run, images / "red/red_0.png", data=str(images), embeddings=tmp_path / "d.npz", quiet=True)
+    found = snclr.search(run, "demo/test/3", embeddings=tmp_path / "d.npz", k=2, quiet=True)  # data: the file's own
+    assert all(key.startswith("demo/test/") and key != "demo/test/3" for key, _ in neighbors(found["queries"][0]))
+
+
+def test_the_figure_is_drawn(run, images, tmp_path, capsys):
+    argv = ["search", str(run), str(images / "red"), "--k", "3", "--out", str(tmp_path / "a/f.png")]
+    assert main(argv) == 0
+    assert f"wrote {tmp_path / 'a/f.png'}" in capsys.readouterr().out
+    with Image.open(tmp_path / "a/f.png") as figure:
+        assert figure.height > 12 * 160
+    assert main(["search", str(run), str(images / "red/red_1.png"), "--k", "3", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["queries"][0]["neighbors"]) == 3
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("image", "flags", "words"),
+    [
+        ("nothing.png", [], "no file or folder"),
+        ("{images}/red/broken.png", [], "none of the 1 images"),
+        ("{images}/red/red_1.png", ["--k", "0"], "k is 0"),
+        ("{images}/red/red_1.png", ["--out", "f.jpg"], ".png"),
+        ("{images}/red/red_1.png", ["--embeddings", "none.npy"], "none.npy"),
+        ("{images}/red/red_1.png", ["--data", "no-such-folder"], "no-such-folder"),
+    ],
+)
+def test_bad_input(run, images, image, flags, words, capsys):
+    assert main(["search", str(run), image.format(images=images), *flags]) == 2
+    err = capsys.readouterr().err
+    assert "snclr search: " in err
+    assert words in err
+
+
+def test_a_folder_that_is_no_run(images, tmp_path):
+    with pytest.raises(UserError):
+        snclr.search(tmp_path, images / "red/red_1.png")
+
+
+# ---- faiss
+
+
+def clustered(n: int, d: int, *, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(40, d, generator=generator)
+    return centres[torch.arange(n) % 40] + 0.4 * torch.randn(n, d, generator=generator)
+
+
+def test_faiss_reaches_its_recall_and_never_returns_the_query(monkeypatch):
+    collection = clustered(3000, 24)
+    ids = torch.arange(3000)
+    rows = torch.arange(0, 3000, 7)
+    queries = collection[rows]
+    found = find_similar(queries, collection, 10, index="faiss", query_ids=rows, collection_ids=ids)
+    exact = find_similar(queries, collection, 10, index="exact", query_ids=rows, collection_ids=ids)
+    assert not bool((found.index == rows[:, None]).any())
+    hits = [len(set(a) & set(b)) / 10 for a, b in zip(found.index.tolist(), exact.index.tolist(), strict=True)]
+    assert found.recall is not None
+    assert found.recall >= 0.95
+    assert np.mean(hits) == pytest.approx(found.recall, abs=0.03)
+    assert f"recall@10 {found.recall:.3f}" in found.method
+    cosines = F.cosine_similarity(queries[:, None], collection[found.index], dim=2)
+    torch.testing.assert_close(found.cosine, cosines, rtol=1e-4, atol=1e-5)
+    assert bool((found.cosine[:, :-1] >= found.cosine[:, 1:]).all())
+
+
+def test_the_measured_recall_is_the_truth(monkeypatch):
+    monkeypatch.setattr("snclr.evaluate.search_index.GOOD_RECALL", 0.0)  # take the first, poor setting
+    generator = torch.Generator().manual_seed(1)
+    collection, queries = torch.randn(4000, 16, generator=generator), torch.randn(200, 16, generator=generator)
+    found = find_similar(queries, collection, 5, index="faiss")
+    exact = find_similar(queries, collection, 5, index="exact")
+    hits = [len(set(a) & set(b)) / 5 for a, b in zip(found.index.tolist(), exact.index.tolist(), strict=True)]
+    assert found.recall == pytest.approx(np.mean(hits))
+    assert found.recall < 0.9
+
+
+def test_faiss_with_fewer_images_than_asked_for():
+    found = find_similar(
+        torch.eye(3), torch.eye(3), 4, index="faiss", query_ids=torch.arange(3), collection_ids=torch.arange(3)
+    )
+    assert found.index[:, 2:].tolist() == [[-1, -1]] * 3
+    assert [sorted(row) for row in found.index[:, :2].tolist()] == [[1, 2], [0, 2], [0, 1]]
+
+
+def test_auto_builds_an_index_only_where_it_pays(monkeypatch):
+    lists = list_count(FAISS_FROM)
+    assert choose("auto", lists + 1, FAISS_FROM) == "faiss"
+    assert choose("auto", lists, FAISS_FROM) == "exact"
+    assert choose("auto", 10**6, FAISS_FROM - 1) == "exact"
+    assert choose("exact", 10**6, 10**6) == "exact"
+    assert choose("faiss", 1, 10) == "faiss"
+    with pytest.raises(UserError, match="auto, exact, faiss"):
+        choose("fast", 1, 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert choose("auto", lists + 1, FAISS_FROM) == "exact"
+    with pytest.raises(UserError, match=r"snclr\[faiss\]"):
+        choose("faiss", 1, 10)
+
+
+def test_features_of_another_width_are_refused():
+    with pytest.raises(UserError, match="same encoder"):
+        find_similar(torch.ones(1, 3), torch.ones(1, 2), 1)

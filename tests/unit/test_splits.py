@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from snclr.data.sources import ArraySource, open_source
+from snclr.data.splits import Subset, hold_out, open_splits, take
+
+
+def make_folder(folder, per_class=5, classes=("a", "b")):
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(per_class):
+            Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / name / f"{i}.png")
+
+
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=60), st.integers(0, 9))
+def test_hold_out_parts_every_class_and_loses_nobody(labels, seed):
+    labels = np.array(labels)
+    kept, held = hold_out(labels, 0.2, seed)
+    assert sorted([*kept, *held]) == np.flatnonzero(labels >= 0).tolist()
+    for label in np.unique(labels[labels >= 0]):
+        size = int((labels == label).sum())
+        assert int((labels[held] == label).sum()) == (max(1, round(0.2 * size)) if size > 1 else 0)
+    again = hold_out(labels, 0.2, seed)
+    assert np.array_equal(again[1], held)
+
+
+def test_a_name_has_its_own_test_part_even_beside_a_folder_of_that_name(tmp_path, monkeypatch):
+    make_folder(tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    train, test, words = open_splits("demo")
+    assert "its own" in words
+    assert train.key(0) == "demo/train/0"
+    assert test.key(0) == "demo/test/0"
+
+
+def test_folders_with_and_without_parts(tmp_path):
+    make_folder(tmp_path / "parted" / "train")
+    make_folder(tmp_path / "parted" / "val", per_class=2)
+    train, test, _ = open_splits(str(tmp_path / "parted"))
+    assert (len(train), len(test)) == (10, 4)
+    make_folder(tmp_path / "whole")
+    train, test, words = open_splits(str(tmp_path / "whole"), seed=3)
+    assert (len(train), len(test)) == (8, 2)
+    assert "held out" in words
+    assert "seed 3" in words
+    keys = {train.key(i) for i in range(len(train))} | {test.key(i) for i in range(len(test))}
+    assert len(keys) == 10
+    train, test, _ = open_splits(str(tmp_path / "whole"), str(tmp_path / "parted" / "val"))
+    assert (len(train), len(test)) == (10, 4)
+
+
+def test_a_subset_is_the_same_images_under_the_same_keys(tmp_path):
+    make_folder(tmp_path)
+    source = open_source(tmp_path)
+    part = take(source, np.array([7, 2]))
+    assert isinstance(part, Subset)
+    assert part.key(0) == source.key(7)
+    assert np.array_equal(part.load(1), source.load(2))
+    assert part.labels.tolist() == source.labels[[7, 2]].tolist()
+    assert part.fingerprint() != take(source, np.array([2, 7])).fingerprint()
+    array = ArraySource("x", np.zeros((4, 2, 2, 3), np.uint8), np.arange(4))
+    assert take(array, np.array([3])).labels.tolist() == [3]
+
+
+def test_a_set_without_labels_is_left_to_the_evaluation_to_refuse(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "only.png")
+    train, test, _ = open_splits(str(tmp_path))
+    assert train is test
+    with pytest.raises(ValueError, match="no-such"):
+        open_splits(str(tmp_path / "no-such"))
