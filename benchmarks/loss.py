@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does: waiting threads do not spin
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 
 import torch
 import torch.nn.functional as F

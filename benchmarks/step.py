@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does: waiting threads do not spin
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 
 import torch
 from torch import Tensor

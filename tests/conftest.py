@@ -1,5 +1,5 @@
-"""For every test: threads that wait must not spin, or tests on a busy machine take many times as long (see `snclr.cli`)."""
+"""For every test: threads that wait must not spin long, or tests on a busy machine take far longer (see `snclr.cli`)."""
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -38,9 +38,9 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for bad input, 130 or 143 for a stop."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    # Before torch is loaded: its threads must not spin while they wait. On a machine that has other work to do, spinning
-    # threads take the processor from the one they wait for; a training step was seen to take twenty times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch is loaded: its threads may spin for microseconds while they wait, not for milliseconds. Where other
+    # programs want the processor too, long spinning takes it from the very thread that is waited for.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     parser, chosen = _parser(argv)
     arguments = parser.parse_args(argv)
     if chosen is None:

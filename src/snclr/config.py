@@ -83,9 +83,7 @@ class PretrainConfig:
     momentum_schedule: str = _setting("constant", "constant, or a cosine up to 1", choices=("constant", "cosine"))
 
     views: str = _setting("byol", "the two augmentation groups", choices=("byol", "cifar"))
-    crop_min: float | None = _setting(
-        None, "smallest share of the image's area in a crop", low=0
-    )
+    crop_min: float | None = _setting(None, "smallest share of the image's area in a crop", low=0)
 
     seed: int = _setting(0, "all randomness follows from it", low=0)
     workers: int = _setting(2, "processes that decode images", low=0)
@@ -97,7 +95,7 @@ class PretrainConfig:
 
     resume: bool = _setting(False, "go on with the run in --out")
     overwrite: bool = _setting(False, "delete the run in --out and start anew")
-    init_from: str | None = _setting(None, "start from the encoder of another run")
+    init_from: str | None = _setting(None, "start from another run's weights, or a torchvision, timm or MoCo v3 file")
     checkpoint_every: int = _setting(0, "steps between checkpoints (0: once an epoch)", low=0)
     keep_checkpoints: int = _setting(2, "how many checkpoints to keep", low=1)
     log_every: int = _setting(10, "steps between lines of metrics.jsonl", low=1)

@@ -79,8 +79,11 @@ def test_without_labels_there_is_no_label_column(tmp_path):
 
 
 def test_the_split_is_chosen(run, tmp_path):
-    assert snclr.embed(run, data="demo", split="test", out=tmp_path / "t.npz", quiet=True)["images"] == 1500
-    assert read_embeddings(tmp_path / "t.npz").keys[7] == "demo/test/7"
+    tiny_run.write_images(tmp_path / "set/train", each=3)
+    tiny_run.write_images(tmp_path / "set/test", each=2)
+    for split, count in (("train", 9), ("test", 6), ("all", 15)):
+        done = snclr.embed(run, data=str(tmp_path / "set"), split=split, out=tmp_path / "t.npz", quiet=True)
+        assert (done["images"], done["split"]) == (count, split)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

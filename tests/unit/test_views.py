@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 from torchvision.transforms.v2 import functional as tv
 
-from snclr.data import colour, crops
+from snclr.data import colour, crops, threads
 from snclr.data.order import uniforms
 from snclr.data.sources import open_source
 from snclr.data.views import (
@@ -142,6 +142,17 @@ def test_interpolation_is_exact_whatever_the_order_of_its_sums():
     assert np.array_equal(matrices * 2**24, np.rint(matrices * 2**24))
     assert (matrices.sum(axis=2) == 1).all()
     assert np.abs(matrices).sum(axis=2).max() * 255 < 2**9  # 9 + 24 bits: any partial sum fits into a float64
+
+
+def test_kept_matrices_are_the_computed_ones():
+    boxes = crops.random_boxes(draw(300), 32, 32, (0.02, 1.0))
+    kept = crops._axis_matrices(boxes[:, 0], boxes[:, 2], 32, 32)
+    assert np.array_equal(kept, crops._compute_matrices(boxes[:, 0], boxes[:, 2], 32, 32))
+    kept[:] = 7  # the caller's own copy
+    assert np.array_equal(
+        crops._axis_matrices(boxes[:, 0], boxes[:, 2], 32, 32),
+        crops._compute_matrices(boxes[:, 0], boxes[:, 2], 32, 32),
+    )
 
 
 def test_crops_do_not_follow_the_precision_of_training(images):
@@ -284,15 +295,29 @@ def test_a_view_never_depends_on_its_batch_at_a_training_size(images):
         assert torch.equal(colour_views(crop[one], how, **keyed(ids[one])), whole[one])
 
 
-def test_a_view_never_depends_on_the_number_of_threads(images):
+def test_a_view_never_depends_on_the_number_of_threads(images, monkeypatch):
     def make():
         crop = crop_views(images, VIEW_GROUPS["byol"][1], 48, **keyed(np.arange(200)))
         return colour_views(crop, VIEW_GROUPS["byol"][1], **keyed(np.arange(200)))
 
     alone = make()
+    monkeypatch.setattr(threads, "_SMALL", 0)  # as if this were much work
     torch.set_num_threads(3)
     try:
         assert torch.equal(alone, make())
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_small_work_gets_one_thread_and_leaves_the_setting_alone():
+    torch.set_num_threads(3)
+    try:
+        with threads.threads_for(1000):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+        with threads.threads_for(10**8):
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
 

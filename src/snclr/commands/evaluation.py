@@ -58,8 +58,8 @@ def open_subject(
 def data_of(run: str | Path) -> str:
     """The images a run was trained on."""
     from snclr.errors import UserError
-    from snclr.train.pretrain import read_config
     from snclr.train.run_folder import RunFolder
+    from snclr.train.saved_run import read_config
 
     path = RunFolder(run).config
     data = read_config(path).get("data") if path.is_file() else None

@@ -58,8 +58,8 @@ def explain(
     """
     from snclr.data.views import eval_view, normalise
     from snclr.evaluate.explain import VIEW, explain_loss, project_views
-    from snclr.train.pretrain import load_method
     from snclr.train.run_folder import RunFolder
+    from snclr.train.saved_run import load_method
 
     if out is not None and Path(out).suffix.lower() != ".png":
         raise UserError(f"the figure {out} must end in .png")

@@ -73,7 +73,7 @@ def project(
     from torch import nn
 
     from snclr.evaluate.features import extract_features
-    from snclr.train.pretrain import load_method
+    from snclr.train.saved_run import load_method
 
     method, config, _ = load_method(run)
     common: dict[str, Any] = {"image_size": config.image_size, "workers": workers, "device": device, "quiet": quiet}

@@ -62,8 +62,6 @@ def open_builtin(name: str, *, split: str = "train", root: Path | None = None, d
     entry = BUILTIN[name]
     if split not in entry.splits:
         raise UserError(f"{name} has no split {split!r}; it has {', '.join(entry.splits)}")
-    if download and not entry.downloads:
-        raise UserError(f"{name} cannot be downloaded freely; get it from its makers and give its folder instead")
     root = default_root() if root is None else Path(root).expanduser()
     import torchvision.datasets
 
@@ -73,14 +71,13 @@ def open_builtin(name: str, *, split: str = "train", root: Path | None = None, d
     except ImportError as error:
         raise UserError(f"{name} needs a further package: {error}; install it with pip") from error
     except (OSError, RuntimeError) as error:
-        advice = (
-            "check the connection and the space left there"
-            if download
-            else "ask for its download, or say where it lies"
-        )
+        advice = "ask for its download, or say where it lies (download=True, root=…)"
+        if not entry.downloads:
+            advice = "it cannot be downloaded freely: get it from its makers and give its folder instead"
+        elif download:
+            advice = "check the connection and the space left there"
         raise UserError(
-            f"{name} ({split}) could not be opened at {root}; {advice} (download=True, root=…). "
-            f"torchvision said: {error}"
+            f"{name} ({split}) could not be opened at {root}; {advice}. torchvision said: {error}"
         ) from error
     return _from_arrays(name, split, dataset) if hasattr(dataset, "data") else _from_files(name, root, dataset)
 

@@ -7,6 +7,7 @@ A box is int64 (top, left, height, width).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ Floats = npt.NDArray[np.float64]
 TRIES = 10
 CROP_NUMBERS = 2 * TRIES + 2  # random numbers that one box takes
 _LOG_RATIO = np.log(4 / 3)  # aspect ratios from 3/4 to 4/3
+_TABLE_NUMBERS = 2**21  # 16 MB; images of 32 × 32 take half of it
 _MARGIN = 256 / 224  # an evaluation picture is scaled a little larger than its centre crop
 
 
@@ -98,6 +100,24 @@ def centre_crop(picture: Picture, size: int) -> Picture:
 def _axis_matrices(start: Boxes, length: Boxes, inside: int, outside: int) -> Floats:
     """Return the interpolation matrices (n, outside, inside) of crops [start, start + length) along one axis.
 
+    Small images have so few different crops that all their matrices are kept, computed once.
+    """
+    if inside**3 * outside > _TABLE_NUMBERS:
+        return _compute_matrices(start, length, inside, outside)
+    every: Floats = _all_matrices(inside, outside)[start * inside + length - 1]
+    return every
+
+
+@functools.lru_cache(maxsize=2)
+def _all_matrices(inside: int, outside: int) -> Floats:
+    """Return the matrices of every start and length, the latter from 1: (inside · inside, outside, inside)."""
+    start, length = np.divmod(np.arange(inside * inside), inside)
+    return _compute_matrices(start, length + 1, inside, outside)
+
+
+def _compute_matrices(start: Boxes, length: Boxes, inside: int, outside: int) -> Floats:
+    """Compute interpolation matrices (n, outside, inside).
+
     Weights are multiples of 2^-24. A product with 8-bit pixels is then exact in float64 whatever the order of its sums,
     so that an image's crop never depends on the batch it is in, nor on the number of threads.
     """
@@ -105,7 +125,8 @@ def _axis_matrices(start: Boxes, length: Boxes, inside: int, outside: int) -> Fl
     stretch = np.maximum(scale, 1)  # antialiasing: shrinking widens the filter
     centre = start[:, None, None] + (np.arange(outside)[:, None] + 0.5) * scale
     weights = _bicubic((np.arange(inside) + 0.5 - centre) / stretch)
-    weights *= 2**24 / weights.sum(axis=2, keepdims=True)
+    total = weights.sum(axis=2, keepdims=True)
+    weights *= 2**24 / np.where(total > 0, total, 1)  # nothing, for a crop that starts in the image and ends beyond it
     np.rint(weights, out=weights)
     # What rounding lost goes to the largest weight, so that a flat image stays flat.
     rest = 2**24 - weights.sum(axis=2, keepdims=True)

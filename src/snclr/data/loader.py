@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from snclr.data.decode import BadImage, Picture
 from snclr.data.order import REPLACEMENT, Ids, batch_ids, steps_per_epoch, uniforms
 from snclr.data.sources import ArraySource, Source
+from snclr.data.threads import threads_for
 from snclr.data.views import ViewSettings, colour_views, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
 from snclr.errors import UserError
@@ -140,14 +141,15 @@ class ViewLoader:
 
     def _finish(self, crops: Crops) -> Batch:
         """Stage 2: colours, on the device."""
-        on_device = crops.crops.to(self._device, non_blocking=True)
         settings = self._stage1.views
-        views = tuple(
-            colour_views(
-                on_device[v], settings[v], seed=self._stage1.seed, epoch=crops.epoch, ids=crops.ids, view=v
-            ).contiguous(memory_format=self._memory_format)
-            for v in range(len(settings))
-        )
+        with threads_for(crops.crops[0].numel()):
+            on_device = crops.crops.to(self._device, non_blocking=True)
+            views = tuple(
+                colour_views(
+                    on_device[v], settings[v], seed=self._stage1.seed, epoch=crops.epoch, ids=crops.ids, view=v
+                ).contiguous(memory_format=self._memory_format)
+                for v in range(len(settings))
+            )
         labels = self._stage1.source.labels
         return Batch(
             ids=torch.from_numpy(crops.ids).to(self._device),

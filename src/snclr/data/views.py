@@ -19,6 +19,7 @@ from torch import Tensor
 from snclr.data import colour, crops
 from snclr.data.decode import Picture
 from snclr.data.order import Ids, uniforms
+from snclr.data.threads import threads_for
 from snclr.errors import UserError
 
 MEAN = (0.485, 0.456, 0.406)
@@ -102,19 +103,21 @@ def crop_views(
     """Stage 1 for a batch in memory, uint8 (n, H, W, 3) → uint8 tensor (n, 3, size, size)."""
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
     boxes, flips = _geometry(numbers, settings, images.shape[1], images.shape[2])
-    return crops.crop_batch(images, boxes, flips, size)
+    with threads_for(len(images) * 3 * size * size):
+        return crops.crop_batch(images, boxes, flips, size)
 
 
 def colour_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int, ids: Ids, view: int) -> Tensor:
     """Stage 2: uint8 (n, 3, S, S) → normalised float32 of the same shape, on the device of `images`."""
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
-    x = images.float().div_(255)
-    x = _jitter(x, settings, numbers)
-    x = _where(numbers[:, _GREY] < settings.grayscale, x, lambda part, _: colour.grey(part).repeat(1, 3, 1, 1))
     sigma, kernel = blur_widths(numbers[:, _SIGMA], images.shape[-1])
-    x = _where(numbers[:, _BLUR] < settings.blur, x, lambda part, rows: colour.blur(part, sigma[rows], kernel))
-    x = _where(numbers[:, _SOLARIZE] < settings.solarize, x, lambda part, _: colour.solarize(part))
-    return _normalise_(x)
+    with threads_for(images.numel()):
+        x = images.float().div_(255)
+        x = _jitter(x, settings, numbers)
+        x = _where(numbers[:, _GREY] < settings.grayscale, x, lambda part, _: colour.grey(part).repeat(1, 3, 1, 1))
+        x = _where(numbers[:, _BLUR] < settings.blur, x, lambda part, rows: colour.blur(part, sigma[rows], kernel))
+        x = _where(numbers[:, _SOLARIZE] < settings.solarize, x, lambda part, _: colour.solarize(part))
+        return _normalise_(x)
 
 
 def eval_view(picture: Picture, size: int) -> Picture:

@@ -138,14 +138,15 @@ def _read_npy(path: Path) -> Embeddings:
     if not beside.is_file():
         raise UserError(f"{path} comes without {beside.name}, which names its rows; write both again with snclr embed")
     names = json.loads(beside.read_text(encoding="utf-8"))
-    features: Matrix = np.load(path, allow_pickle=False)
+    with open(path, "rb") as raw:
+        features: Matrix = np.load(raw, allow_pickle=False)
     if names["features_sha256"] != _digest(features):
         raise UserError(f"{path} and {beside.name} are not of the same snclr embed; write both again")
     return Embeddings(features, names["keys"], names["labels"], names["metadata"])
 
 
 def _read_npz(path: Path) -> Embeddings:
-    with np.load(path, allow_pickle=False) as file:
+    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:  # numpy leaves a damaged file open
         labels = None
         if "labels" in file:
             pairs = zip(file["labels"].tolist(), file["labelled"].tolist(), strict=True)

@@ -8,6 +8,9 @@ refused even where it holds every tensor that is needed: a ResNet-50 is not the 
 from __future__ import annotations
 
 import json
+import pickle
+import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,14 +28,12 @@ from snclr.export.encoder import load_encoder
 # What wraps a state dict in a checkpoint.
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 # What stands before the encoder's keys: distributed and compiled modules, and names that methods give their encoder.
-_WRAPPERS = frozenset(
-    ("module", "_orig_mod", "model", "encoder", "base_encoder", "encoder_q", "online_encoder", "backbone")
-)
+_WRAPPERS = ("module", "_orig_mod", "model", "encoder", "base_encoder", "encoder_q", "online_encoder", "backbone")
 # What may be beside the encoder's own tensors: classifiers, heads, and a method's other parts.
-_LEFT_OUT = frozenset(
-    ("fc", "head", "heads", "head_dist", "head_drop", "classifier", "last_linear", "pre_logits", "projector")
-    + ("projection_head", "predictor", "prediction_head", "momentum_encoder", "momentum_projector", "encoder_k")
-    + ("target_encoder", "queue", "queue_ptr")
+_LEFT_OUT = (
+    *("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits"),
+    *("projector", "projection_head", "predictor", "prediction_head"),
+    *("momentum_encoder", "momentum_projector", "encoder_k", "target_encoder", "queue", "queue_ptr"),
 )
 _NEW_IN_TORCH_0_4 = "num_batches_tracked"  # files from before are still about; the count is used by nothing here
 
@@ -75,13 +76,13 @@ def read_weights(path: str | Path, spec: EncoderSpec) -> ForeignWeights:
     expected = state_on_meta(spec)
     prefix = _find_prefix(tensors, expected, path, spec)
     state, left_out = _pick(tensors, prefix, expected, path, spec)
-    warnings = []
+    doubts = []
     if spec.heads is not None and not told_heads:
-        warnings.append(
+        doubts.append(
             f"{path} does not say how many attention heads its weights were trained with, and any number fits their"
             f" shapes; {spec.heads} are used. MoCo v3's ViT-S has 12 where timm's has 6: set --heads if that is wrong."
         )
-    return ForeignWeights(state, _report(path, len(state), prefix, left_out), tuple(warnings))
+    return ForeignWeights(state, _report(path, len(state), prefix, left_out), tuple(doubts))
 
 
 def _open_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
@@ -96,14 +97,18 @@ def _open_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         description = own.get("encoder") if isinstance(own, dict) else None
         return tensors, description if isinstance(description, dict) else None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or hostile file makes torch raise almost anything
-        if "weights_only" in str(error) or "Weights only" in str(error):
-            raise UserError(
-                f"{path} holds more than tensors and plain values: opening it whole would run code from the file, so it"
-                " is refused. If you trust it, open it elsewhere with torch.load(..., weights_only=False) and save its"
-                " state dict alone with torch.save or safetensors."
-            ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about how the file was written
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\w[\w.]*)", str(error))
+        what = f" ({named[1]})" if named else ""
+        raise UserError(
+            f"{path} is refused: it holds something other than tensors and plain values{what}, and reading that can run"
+            " code from the file. If you trust it, open it elsewhere with torch.load(..., weights_only=False) and save"
+            " its state dict alone, with safetensors or torch.save."
+        ) from error
+    except Exception as error:  # a damaged file makes torch raise almost anything
         raise UserError(f"{path} cannot be read ({_first_line(error)}); it is damaged or not a torch file") from error
     return _state_dict(content, path), None
 
@@ -163,9 +168,9 @@ def _pick(
         value = inside.get(key, torch.zeros(like.shape, dtype=like.dtype)).detach()
         if value.layout != torch.strided or value.is_quantized or value.is_floating_point() != like.is_floating_point():
             raise _misfit(path, spec, f"{key} is {value.dtype}, {value.layout}")
-        if not bool(value.isfinite().all()):
-            raise UserError(f"{path} cannot be a start: {key} has values that are not finite")
         state[key] = value.to(like.dtype).clone(memory_format=torch.contiguous_format)
+        if not bool(state[key].isfinite().all()):
+            raise UserError(f"{path} cannot be a start: {key} has values that are not finite")
     return state, [key for key in tensors if not key.startswith(prefix) or key.removeprefix(prefix) not in expected]
 
 
@@ -202,7 +207,7 @@ def _report(path: Path, count: int, prefix: str, left_out: list[str]) -> str:
 
 
 def _group(key: str) -> str:
-    """Return the part of a method a left-out tensor belongs to: "module.base_encoder.fc.0.weight" to base_encoder.fc."""
+    """Return the part a left-out tensor belongs to: "module.base_encoder.fc.0.weight" is of base_encoder.fc."""
     parts = key.split(".")
     last = next((i for i, part in enumerate(parts) if part not in _WRAPPERS), 0)
     return ".".join(part for part in parts[: last + 1] if part != "module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from snclr.config import MAY_CHANGE_ON_RESUME, PretrainConfig, resolve
+from snclr.config import PretrainConfig, resolve
 from snclr.data.loader import Skip, ViewLoader
 from snclr.data.sources import Source, open_source
 from snclr.encoders import EncoderSpec
@@ -25,15 +24,16 @@ from snclr.export.foreign import read_weights
 from snclr.train import state
 from snclr.train.build import build_method, encoder_spec, view_groups
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from snclr.train.launch import launch
 from snclr.train.loop import Training, train
 from snclr.train.metrics import MetricsLog
 from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.progress import Progress
 from snclr.train.run_folder import RunFolder, write_atomic
+from snclr.train.saved_run import resume_config
 from snclr.train.signals import StopRequest
 
 _log = logging.getLogger("snclr")
-PRECISIONS: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,14 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
         raise UserError(
             f"{'data' if not config.data else 'out'} is missing: give --data (the images) and --out (the run folder)"
         )
-    fabric = _launch(config)
-    source = open_source(config.data, split="train", download=True)  # before the folder: a mistyped name leaves nothing
+    fabric = launch(config)
+    # All that can fail on bad input comes before the folder: a mistyped name leaves nothing behind.
+    source = open_source(config.data, split="train", download=True)
+    loader = build_loader(config, source, fabric)
     spec = encoder_spec(config)
+    method = build_method(config, spec)
+    if config.init_from is not None and not (config.resume and any(RunFolder(config.out).checkpoints.glob("step-*"))):
+        initialise(method.encoder, method.momentum_encoder, spec, config.init_from, quiet=quiet)
     run, failure = None, None
     if fabric.is_global_zero:
         try:
@@ -74,111 +79,33 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
     if failure := fabric.broadcast(failure):  # every process must leave, not only the one that looked
         raise UserError(failure)
     with run or RunFolder(config.out) as folder, _log_file(folder, enabled=fabric.is_global_zero):
-        return _run(config, fabric, folder, source, spec, quiet=quiet or not fabric.is_global_zero)
+        checkpoint = latest_checkpoint(folder.checkpoints, lambda text: _warn(text)) if config.resume else None
+        training = _prepare(config, fabric, folder, source, loader, method, checkpoint)
+        return _run(training, spec, checkpoint, quiet=quiet or not fabric.is_global_zero)
 
 
-def resume_config(settings: dict[str, Any]) -> PretrainConfig:
-    """The saved settings of the run in `out`, with what may change taken from `settings`."""
-    path = RunFolder(str(settings.get("out") or "")).config
-    if not settings.get("out"):
-        raise UserError("out is missing: give the run folder to resume (--out)")
-    if not path.is_file():
-        return resolve(settings)  # killed before its settings were written: nothing is lost by starting anew
-    saved = read_config(path)
-    given = {name: value for name, value in settings.items() if value is not None}
-    asked = resolve({**{k: v for k, v in saved.items() if k not in ("resume", "overwrite")}, **given})
-    for name, value in asked.to_dict().items():
-        if name in given and name not in MAY_CHANGE_ON_RESUME and value != saved.get(name):
-            raise UserError(
-                f"the run in {settings['out']} has {name}={saved.get(name)!r}, and {name}={value!r} was asked for: a"
-                " run is resumed with its own settings. Leave the flag out, or start a new run (another --out, and"
-                " --init-from for its weights)."
-            )
-    return asked
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a run's config.yaml."""
-    try:
-        saved = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
-    if not isinstance(saved, dict):
-        raise UserError(f"{path} does not hold the settings of a run; restore it or start a new run")
-    return saved
-
-
-def _launch(config: PretrainConfig) -> Any:
-    """Start Fabric: device, precision and, where asked for, further processes."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    accelerator = config.accelerator
-    if accelerator == "auto":
-        accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise UserError("accelerator cuda was asked for, but torch sees no CUDA device; give --accelerator cpu or auto")
-    if accelerator == "cpu" and config.precision != "32":
-        raise UserError(
-            f"precision {config.precision} is for GPUs: few processors compute in it, and some die of it."
-            " Give --precision 32."
-        )
-    devices: int | str = "auto" if config.devices == "auto" else int(config.devices)
-    if accelerator == "cpu" and devices == "auto":
-        devices = 1
-    launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    several = (
-        launched
-        or config.nodes > 1
-        or devices not in (1, "auto")
-        or (devices == "auto" and torch.cuda.device_count() > 1)
-    )
-    if several and accelerator == "cpu":
-        raise UserError("training on the CPU uses one process (it uses all cores); give --devices 1")
-    fabric = Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=config.nodes,
-        precision=PRECISIONS[config.precision],
-        # The queue is the same on every process by construction: sending it with each step would be waste.
-        strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
-    )
-    fabric.launch()
-    if config.batch_size % fabric.world_size:
-        near = round(config.batch_size / fabric.world_size) * fabric.world_size
-        raise UserError(
-            f"batch_size {config.batch_size} cannot be shared equally by {fabric.world_size} processes; the nearest"
-            f" that can is {max(near, fabric.world_size)}"
-        )
-    return fabric
-
-
-def _run(
-    config: PretrainConfig, fabric: Any, run: RunFolder, source: Source, spec: EncoderSpec, *, quiet: bool
-) -> PretrainResult:
-    """A run in its folder: data, method, checkpoint, loop, weights."""
-    loader = ViewLoader(
+def build_loader(config: PretrainConfig, source: Source, fabric: Any) -> ViewLoader:
+    """The loader of this process's share of every batch."""
+    return ViewLoader(
         source, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size, seed=config.seed,
         workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size, device=fabric.device,
         max_bad_share=config.max_bad_share,
     )  # fmt: skip
-    method = build_method(config, spec)
-    if config.init_from is not None:
-        initialise(method.encoder, method.momentum_encoder, spec, config.init_from, quiet=quiet)
-    checkpoint = latest_checkpoint(run.checkpoints, lambda text: _warn(text)) if config.resume else None
-    training = _prepare(config, fabric, run, source, loader, method, checkpoint)
-    if fabric.is_global_zero:
-        write_atomic(
-            run.config, yaml.safe_dump({**config.to_dict(), "resume": False, "overwrite": False}, sort_keys=False)
-        )
-    start = 0 if checkpoint is None else checkpoint.step
-    step, exit_code = _train(training, start, quiet)
-    if fabric.is_global_zero:
-        _write_skipped(run, loader)
-        if step == training.total_steps:
-            save_encoder(method.encoder, spec, run.path, extra=_origin(config, step))
-    fabric.barrier()
-    return PretrainResult(run.path, step, training.total_steps, len(loader.skipped), exit_code)
+
+
+def _run(t: Training, spec: EncoderSpec, checkpoint: Checkpoint | None, *, quiet: bool) -> PretrainResult:
+    """Train in the run's folder and leave the encoder there."""
+    main = t.fabric.is_global_zero
+    if main:
+        kept = {**t.config.to_dict(), "resume": False, "overwrite": False}
+        write_atomic(t.run.config, yaml.safe_dump(kept, sort_keys=False))
+    step, exit_code = _train(t, 0 if checkpoint is None else checkpoint.step, quiet)
+    if main:
+        _write_skipped(t.run, t.loader)
+        if step == t.total_steps:
+            save_encoder(t.core.encoder, spec, t.run.path, extra=_origin(t.config, step))
+    t.fabric.barrier()
+    return PretrainResult(t.run.path, step, t.total_steps, len(t.loader.skipped), exit_code)
 
 
 def _prepare(
@@ -275,23 +202,6 @@ def initialise(
         print(weights.report, file=sys.stderr)
         for text in weights.warnings:
             _warn(text)
-
-
-def load_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig, EncoderSpec]:
-    """The whole trained method of a run (encoders, heads, queue) from its last checkpoint, in eval mode."""
-    run = RunFolder(run_path)
-    if not run.config.is_file():
-        raise UserError(f"{run.path} is not a run of snclr: it has no config.yaml. Give the --out of snclr pretrain.")
-    config = resolve({**read_config(run.config), "resume": False, "overwrite": False})
-    checkpoint = latest_checkpoint(run.checkpoints, lambda text: _warn(text))
-    if checkpoint is None:
-        raise UserError(
-            f"{run.path} has no checkpoint yet: train first, or go on with snclr pretrain --resume --out {run.path}"
-        )
-    spec = encoder_spec(config)
-    method = build_method(config, spec)
-    state.load_method_state(checkpoint.tensors, method)
-    return method.to(device or torch.device("cpu")).eval(), config, spec
 
 
 def _check_data(checkpoint: Checkpoint, fingerprint: str, config: PretrainConfig) -> None:

@@ -22,28 +22,18 @@ SKIPPED = "skipped.jsonl"
 RESULTS = "results.jsonl"
 FIGURES = "figures"
 REPORT = "report.html"
+EXPORT = "export"
 NONFINITE = "nonfinite.json"
 LOCK = ".snclr-run.lock"
 """Also the mark of a run folder. Never deleted: two runs could otherwise lock two different files of one name."""
 
-CONTENTS = (
-    # Checkpoints first: a folder whose deletion was cut short must not be resumed from.
-    (
-        CHECKPOINTS,
-        ENCODER_WEIGHTS,
-        ENCODER_CONFIG,
-        METRICS,
-        TENSORBOARD,
-        LOG,
-        SKIPPED,
-        RESULTS,
-        FIGURES,
-        REPORT,
-        NONFINITE,
-        CONFIG,
-    )
+CONTENTS = (  # checkpoints first: a folder whose deletion was cut short must not be resumed from
+    *(CHECKPOINTS, ENCODER_WEIGHTS, ENCODER_CONFIG, METRICS, TENSORBOARD, LOG, SKIPPED, RESULTS, FIGURES, REPORT),
+    *(EXPORT, NONFINITE, CONFIG),
 )
-"""Every name a run writes. `overwrite` deletes these and nothing else."""
+"""Every name a run writes. `overwrite` deletes these, and what `FINETUNED` matches, and nothing else."""
+FINETUNED = "finetune-*"
+"""What fine-tuning leaves in the folder: lists of labelled images, and the checkpoints of an interrupted one."""
 
 
 class RunFolder:
@@ -145,9 +135,10 @@ class RunFolder:
         for path in list(self.path.iterdir()):
             if is_partial(path):
                 remove_partial(path)
-        for name in CONTENTS if everything else ():
-            if os.path.lexists(self.path / name):
-                discard(self.path / name)
+        if everything:
+            for path in [*(self.path / name for name in CONTENTS), *self.path.glob(FINETUNED)]:
+                if os.path.lexists(path):
+                    discard(path)
 
 
 def open_run(path: Path | str) -> RunFolder:
