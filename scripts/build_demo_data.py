@@ -72,7 +72,7 @@ def main() -> None:
         "--classes", default="airplane,automobile,frog,horse,ship", help="comma-separated (default: %(default)s)"
     )
     parser.add_argument("--train", type=int, default=1200, help="training images a class (default: %(default)s)")
-    parser.add_argument("--test", type=int, default=300, help="test images a class (default: %(default)s)")
+    parser.add_argument("--test", type=int, default=240, help="test images a class (default: %(default)s)")
     args = parser.parse_args()
     classes = args.classes.split(",")
     unknown = sorted(set(classes) - set(CIFAR10))

@@ -18,7 +18,7 @@ CLASSES = ["airplane", "automobile", "frog", "horse", "ship"]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_demo_data.py"
 
 
-@pytest.mark.parametrize(("split", "count"), [("train", 1200), ("test", 300)])
+@pytest.mark.parametrize(("split", "count"), [("train", 1200), ("test", 240)])
 def test_counts_labels_and_turns(split, count):
     source = open_source("demo", split=split)
     assert isinstance(source, ArraySource)
@@ -35,7 +35,7 @@ def test_images_are_distinct_and_splits_apart():
         for split in ("train", "test")
     ]
     assert len(digests[0]) == 6000
-    assert len(digests[1]) == 1500
+    assert len(digests[1]) == 1200
     assert not digests[0] & digests[1]
 
 

@@ -73,7 +73,7 @@ def assert_same(one, two):
 
 def test_a_batch_in_memory(demo):
     (batch,) = collect(demo, 200, 201)
-    epoch, ids = batch_ids(1500, 8, 3, 200)
+    epoch, ids = batch_ids(len(demo), 8, 3, 200)
     assert (batch.step, batch.epoch) == (200, epoch) == (200, 1)
     assert batch.ids.tolist() == ids.tolist()
     assert batch.ids.dtype == batch.labels.dtype == torch.int64

@@ -20,7 +20,7 @@ def contrast(x: Tensor, factor: Tensor) -> Tensor:
     """Move the images away from (factor > 1) or towards (factor < 1) their mean grey."""
     # A sum of integers is the same in any order; 2^-20 is far below a grey level (1/255).
     fixed = (grey(x) * 2**20).round_().to(torch.int64)
-    mean = grey(x).mean().expand(len(x))
+    mean = fixed.sum(dim=(1, 2, 3)).to(x.dtype) * (2.0**-20 / (x.shape[2] * x.shape[3]))
     return _blend(x, _wide(mean), factor)
 
 

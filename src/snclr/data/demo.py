@@ -18,7 +18,7 @@ def open_demo(split: str = "train") -> ArraySource:
     """Open the demo images, `train` or `test`, as uint8 (n, 32, 32, 3) with labels; the classes take turns.
 
     >>> open_demo("test").images.shape
-    (1500, 32, 32, 3)
+    (1200, 32, 32, 3)
     """
     if split not in ("train", "test"):
         raise UserError(f"the demo data has the splits train and test, not {split!r}")

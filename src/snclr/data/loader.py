@@ -7,7 +7,7 @@ processes. The colours (stage 2) are done here, on the training device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,6 +122,9 @@ class ViewLoader:
         # The epoch before counts as seen, so that restored bad images are not a share of the first few after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
             self._seen[self._stage1.step_ids(step)[1]] = True
+        if self._workers and isinstance(self._stage1.source, ArraySource):  # none of its images can be bad
+            yield from in_thread(_BothStages(self._stage1, self._finish), start, stop)
+            return
         for crops in self._crops(start, stop):
             self._note_bad(crops)
             yield self._finish(crops)
@@ -135,8 +138,6 @@ class ViewLoader:
     def _crops(self, start: int, stop: int) -> Iterator[Crops]:
         if self._workers == 0:
             return map(self._stage1.__getitem__, range(start, stop))
-        if isinstance(self._stage1.source, ArraySource):
-            return in_thread(self._stage1, start, stop)
         return in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
 
     def _finish(self, crops: Crops) -> Batch:
@@ -184,6 +185,17 @@ class ViewLoader:
         share = self._max_bad_share
         likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)  # four deviations above what is allowed
         return bad > share * len(self._seen) or (bad >= _FEW_BAD and bad > likely)
+
+
+@dataclass
+class _BothStages(Dataset[Batch]):
+    """Whole batches as a data set, for a thread to prepare while the batch before is trained on."""
+
+    crops: CropSteps
+    finish: Callable[[Crops], Batch]
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.finish(self.crops[step])
 
 
 @dataclass

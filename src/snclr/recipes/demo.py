@@ -8,23 +8,23 @@ from __future__ import annotations
 from snclr.recipes import Recipe
 
 SETTINGS = {
-    "encoder": "resnet10-narrow",
+    "encoder": "resnet10-tiny",  # per minute of two cores, narrower and more epochs beat wider and fewer
     "stem": "half",
     "image_size": 32,
-    "batch_size": 256,
+    "batch_size": 128,
     "epochs": 40,
-    "optimizer": "sgd",
-    "lr": 0.06,
-    "weight_decay": 5e-4,
-    "warmup_epochs": 2,
+    "optimizer": "adamw",
+    "lr": 0.004,
+    "weight_decay": 0.01,
+    "warmup_epochs": 1,
     "momentum": 0.99,
-    "neighbors": 10,
+    "neighbors": 10,  # K and Q in proportion to 6,000 images: 4096 of them are in the queue
     "queue_length": 4096,
     "hidden": 512,
     "dim": 128,
     "views": "cifar",
-    "workers": 0,
-    "log_every": 5,
+    "workers": 1,
+    "log_every": 10,
 }
 
 
