@@ -1,4 +1,4 @@
-"""For every test: threads that wait must not spin long, or tests on a busy machine take far longer (see `snclr.cli`)."""
+"""For every test: waiting threads must not spin long, or tests on a busy machine take far longer (see `snclr.cli`)."""
 
 import os
 

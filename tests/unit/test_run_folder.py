@@ -54,6 +54,7 @@ def test_names() -> None:
         "results": "results.jsonl",
         "figures": "figures",
         "report": "report.html",
+        "export": "export",
         "nonfinite": "nonfinite.json",
     }
     assert set(found.values()) == set(CONTENTS)

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from snclr.data.views import MEAN, STD
 from snclr.encoders import SMALL_IMAGE, EncoderSpec, build_encoder, output_width, state_on_meta
 from snclr.errors import UserError
+from snclr.train.durable import write_atomic
+from snclr.train.tensor_file import safetensors_header, safetensors_pieces
 from snclr.vits import head_count
 
 WEIGHTS_NAME = "encoder.safetensors"
@@ -54,12 +54,14 @@ def save_encoder(encoder: nn.Module, spec: EncoderSpec, folder: Path, *, extra: 
         "std": list(STD),
         "extra": extra or {},
     }
-    weights = save(state, metadata={"format": "pt", "snclr": json.dumps(description)})
+    # Our own writer: the library puts metadata in a random order, and equal runs should give equal files.
+    header, order = safetensors_header(state, {"snclr": json.dumps(description)})
+    weights = b"".join(safetensors_pieces(header, order, state))
     config = json.dumps(_timm_config(spec) | {"snclr": description}, indent=2) + "\n"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / WEIGHTS_NAME, weights)
-    _replace(folder / CONFIG_NAME, config.encode())
+    write_atomic(folder / WEIGHTS_NAME, weights)
+    write_atomic(folder / CONFIG_NAME, config)
 
 
 def load_encoder(folder: Path) -> tuple[nn.Module, EncoderSpec]:
@@ -224,24 +226,3 @@ def _check_heads(encoder: nn.Module, spec: EncoderSpec) -> None:
     """Raise a UserError for another head count than the spec's: shapes are equal, so nothing else would show it."""
     if spec.heads is not None and head_count(encoder) != spec.heads:
         raise UserError(f"{spec.name} has {head_count(encoder)} attention heads, its description says {spec.heads}.")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` in one step, on the disk for good before this returns."""
-    temporary = path.with_name(f".{path.name}.tmp")  # one name, so that what a crash leaves is overwritten, not kept
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"Could not write {len(content):,} bytes to {path}: {error}. The file there is unchanged."
-        ) from error

@@ -58,6 +58,7 @@ class RunFolder:
         self.results = self.path / RESULTS
         self.figures = self.path / FIGURES
         self.report = self.path / REPORT
+        self.export = self.path / EXPORT
         self.nonfinite = self.path / NONFINITE
         self.lock = FileLock(self.path / LOCK)
 

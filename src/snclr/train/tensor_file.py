@@ -36,7 +36,7 @@ _DTYPES = {
 }
 
 
-def safetensors_header(tensors: dict[str, Tensor]) -> tuple[bytes, list[str]]:
+def safetensors_header(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> tuple[bytes, list[str]]:
     """The file's first bytes, and the order of tensors after them: widest type first, so each one is aligned."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
@@ -45,7 +45,7 @@ def safetensors_header(tensors: dict[str, Tensor]) -> tuple[bytes, list[str]]:
         if name == "__metadata__":
             raise ValueError("'__metadata__' is reserved by safetensors and cannot name a tensor")
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for name in order:
         start, end = end, end + tensors[name].nbytes
