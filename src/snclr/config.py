@@ -91,6 +91,9 @@ class PretrainConfig:
     accelerator: str = _setting("auto", "what to run on", choices=("auto", "cpu", "cuda", "mps"))
     devices: str = _setting("1", "processes on this machine (a number, or auto: all GPUs)")
     nodes: int = _setting(1, "machines", low=1)
+    threads: int = _setting(
+        0, "threads of a process on the CPU (0: one a core); small encoders gain nothing by more", low=0
+    )
     compile: bool = _setting(False, "compile the encoders with torch.compile")
 
     resume: bool = _setting(False, "go on with the run in --out")
@@ -135,7 +138,7 @@ class PretrainConfig:
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("out", "recipe", "preset", "resume", "overwrite", "init_from", "workers", "accelerator", "devices", "nodes"),
-        *("compile", "checkpoint_every", "keep_checkpoints", "log_every", "max_bad_share", "data"),
+        *("threads", "compile", "checkpoint_every", "keep_checkpoints", "log_every", "max_bad_share", "data"),
     }
 )  # data: the same images may have moved; their fingerprint is compared instead
 

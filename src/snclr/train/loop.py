@@ -179,7 +179,7 @@ def _report_epoch(t: Training, progress: Progress, epoch: int) -> None:
     facts = ", ".join(f"{title} {value}" for title, value in progress.values.items())
     line = f"epoch {epoch}/{t.config.epochs}: {facts}"
     _log.info(line)
-    if epoch % max(1, t.config.epochs // 20) == 0:
+    if epoch % -(-t.config.epochs // 20) == 0:
         progress.say(line)
 
 

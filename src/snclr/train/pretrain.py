@@ -81,7 +81,8 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
     with run or RunFolder(config.out) as folder, _log_file(folder, enabled=fabric.is_global_zero):
         checkpoint = latest_checkpoint(folder.checkpoints, lambda text: _warn(text)) if config.resume else None
         training = _prepare(config, fabric, folder, source, loader, method, checkpoint)
-        return _run(training, spec, checkpoint, quiet=quiet or not fabric.is_global_zero)
+        with _threads(config.threads):
+            return _run(training, spec, checkpoint, quiet=quiet or not fabric.is_global_zero)
 
 
 def build_loader(config: PretrainConfig, source: Source, fabric: Any) -> ViewLoader:
@@ -221,6 +222,17 @@ def _origin(config: PretrainConfig, step: int) -> dict[str, Any]:
 def _write_skipped(run: RunFolder, loader: ViewLoader) -> None:
     """The bad images and why, one JSON object a line."""
     write_atomic(run.skipped, "".join(json.dumps(asdict(skip)) + "\n" for skip in loader.skipped))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Train with that many threads (0: torch's own choice)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
