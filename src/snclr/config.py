@@ -159,8 +159,11 @@ METHOD_PRESETS: dict[str, dict[str, Any]] = {
 def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
     """Recipe, then preset, then what was given: the config of a run.
 
-    >>> resolve({"recipe": "cifar", "epochs": 7}).epochs
-    7
+    A recipe's warm-up that is as long as the epochs given becomes a tenth of them.
+
+    >>> config = resolve({"recipe": "cifar", "epochs": 7})
+    >>> config.epochs, config.warmup_epochs
+    (7, 0.7)
     """
     from snclr.recipes import get_recipe
 
@@ -174,7 +177,11 @@ def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
     preset = str(given.get("preset", values.get("preset", "paper")))
     if preset not in METHOD_PRESETS:
         raise UserError(f"preset must be one of {', '.join(METHOD_PRESETS)}, not {preset!r}")
-    return PretrainConfig(**{**values, **METHOD_PRESETS[preset], **given, "recipe": recipe, "preset": preset})
+    values |= {**METHOD_PRESETS[preset], **given, "recipe": recipe, "preset": preset}
+    epochs, warmup = values.get("epochs"), values.get("warmup_epochs")
+    if "warmup_epochs" not in given and isinstance(epochs, int) and warmup is not None and warmup >= epochs:
+        values["warmup_epochs"] = epochs / 10  # a run made shorter than the recipe's warm-up gets a warm-up to match
+    return PretrainConfig(**values)
 
 
 def _checked(f: dataclasses.Field[Any], value: Any) -> Any:

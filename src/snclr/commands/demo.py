@@ -43,7 +43,7 @@ def demo(
     began = time.monotonic()
     settings: dict[str, Any] = {"recipe": "demo", "data": "demo", "seed": seed}
     if epochs is not None:
-        settings |= {"epochs": epochs, "warmup_epochs": min(1, epochs - 1)}
+        settings["epochs"] = epochs
     result = pretrain(**settings, out=str(out), overwrite=overwrite and Path(out).exists(), quiet=quiet)
     if not result.complete:
         return {"exit_code": result.exit_code, "out": str(out)}
