@@ -94,5 +94,5 @@ def _closing(result: Any) -> str:
     return (
         f"trained {result.step} steps; the encoder is {result.out}/encoder.safetensors{skipped}\n\n"
         f"Load it without snclr:\n\n{loading_snippet(spec, result.out)}\n\n"
-        f"Next: snclr knn {result.out}   snclr linear {result.out}   snclr neighbors {result.out}"
+        f"Next: snclr neighbors {result.out}   and, with labelled images, snclr knn {result.out} --data LABELLED"
     )

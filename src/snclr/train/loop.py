@@ -177,7 +177,7 @@ def _refuse_nonfinite(t: Training, batch: Batch, loss: Tensor, gradient_norm: fl
 def _report_epoch(t: Training, progress: Progress, epoch: int) -> None:
     """About twenty lines over a run, and every epoch in the log file."""
     facts = ", ".join(f"{title} {value}" for title, value in progress.values.items())
-    line = f"epoch {epoch}/{t.config.epochs}: {facts}"
+    line = f"epoch {epoch}/{t.config.epochs}: {facts or 'no values yet (see --log-every)'}"
     _log.info(line)
     if epoch % -(-t.config.epochs // 20) == 0:
         progress.say(line)
