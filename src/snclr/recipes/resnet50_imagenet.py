@@ -7,28 +7,16 @@ Expected  linear top-1 on ImageNet, from the paper: 69.6 / 72.4 / 74.5 / 75.3 % 
 
 from __future__ import annotations
 
-from snclr.recipes import Recipe
+from snclr.recipes import Recipe, paper
 
 SETTINGS = {
+    **paper.SETTINGS,
     "encoder": "resnet50",
     "stem": "standard",
-    "image_size": 224,
-    "batch_size": 4096,
     "optimizer": "lars",
     "lr": 0.3,
     "weight_decay": 1e-6,  # the paper gives none for ResNet; BYOL's 1.5e-6 and MoCo v3's 1e-6 agree in size
     "warmup_epochs": 10,
-    "momentum": 0.99,
-    "neighbors": 30,
-    "queue_length": 128_000,
-    "hidden": 4096,
-    "dim": 256,
-    "temperature": 0.2,
-    "views": "byol",
-    "precision": "bf16",
-    "workers": 8,
-    "devices": "auto",
-    "log_every": 50,
 }
 
 

@@ -11,30 +11,17 @@ embedding are MoCo v3's, which the paper's ViT settings follow.
 
 from __future__ import annotations
 
-from snclr.recipes import Recipe
+from snclr.recipes import Recipe, paper
 
 SETTINGS = {
-    "stem": "auto",
-    "image_size": 224,
+    **paper.SETTINGS,
     "sincos": True,
     "freeze_patch_embed": True,
     "heads": 12,
-    "batch_size": 4096,
     "optimizer": "adamw",
     "lr": 1.5e-4,
     "weight_decay": 0.1,
     "warmup_epochs": 40,
-    "momentum": 0.99,
-    "neighbors": 30,
-    "queue_length": 128_000,
-    "hidden": 4096,
-    "dim": 256,
-    "temperature": 0.2,
-    "views": "byol",
-    "precision": "bf16",
-    "workers": 8,
-    "devices": "auto",
-    "log_every": 50,
 }
 
 
