@@ -10,7 +10,7 @@ from __future__ import annotations
 from snclr.recipes import Recipe
 
 SETTINGS = {
-    "encoder": "resnet10-tiny",  # per minute of two cores, narrower and more epochs beat wider and fewer
+    "encoder": "resnet10-tiny",  # for equal core-seconds, narrow and more epochs beat wide and fewer
     "stem": "half",
     "image_size": 32,
     "batch_size": 128,
@@ -20,7 +20,7 @@ SETTINGS = {
     "weight_decay": 0.01,
     "warmup_epochs": 1,
     "momentum": 0.99,
-    "temperature": 0.1,  # in so short a training, a sharper loss and milder crops than the paper's learn faster
+    "temperature": 0.1,  # with it and these crops kNN was 3 points above 0.2 and crops from 20 % (one seed)
     "crop_min": 0.35,
     "neighbors": 10,  # K and Q in proportion to 6,000 images: 4096 of them are in the queue
     "queue_length": 4096,

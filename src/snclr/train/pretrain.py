@@ -79,7 +79,7 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
     if failure := fabric.broadcast(failure):  # every process must leave, not only the one that looked
         raise UserError(failure)
     with run or RunFolder(config.out) as folder, _log_file(folder, enabled=fabric.is_global_zero):
-        checkpoint = latest_checkpoint(folder.checkpoints, lambda text: _warn(text)) if config.resume else None
+        checkpoint = latest_checkpoint(folder.checkpoints, _warn) if config.resume else None
         training = _prepare(config, fabric, folder, source, loader, method, checkpoint)
         with _threads(config.threads):
             return _run(training, spec, checkpoint, quiet=quiet or not fabric.is_global_zero)
