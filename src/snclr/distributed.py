@@ -1,20 +1,44 @@
-"""The only place that talks to torch.distributed: what a training step needs of the other processes."""
+"""The only place that talks to torch.distributed: what training and evaluation need of the other processes.
+
+Every function is the obvious one in a single process. All but `is_distributed`, `rank_and_size` and `share_of` are
+collective: each process must call them, in the same order.
+"""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from snclr.errors import OtherProcessError, UserError
+
+ValueT = TypeVar("ValueT")
+
 
 def is_distributed() -> bool:
-    """Whether several processes train together."""
+    """Whether several processes work together."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank_and_size() -> tuple[int, int]:
     """This process's rank and the number of processes: (0, 1) when alone."""
     return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+
+
+def share_of(count: int) -> range:
+    """This process's contiguous part of range(count): the parts differ by one at most, and nothing is padded.
+
+    >>> share_of(5)
+    range(0, 5)
+    """
+    rank, size = rank_and_size()
+    return range(count * rank // size, count * (rank + 1) // size)
 
 
 @torch.no_grad()
@@ -29,3 +53,99 @@ def gather(tensor: Tensor) -> Tensor:
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
     return torch.cat(parts)
+
+
+@torch.no_grad()
+def gather_rows(tensor: Tensor) -> Tensor:
+    """Concatenate tensors (n, ...) over all processes, in rank order, where their numbers of rows n differ."""
+    if not is_distributed():
+        return tensor
+    counts = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+    padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    parts = gather(padded).split(max(counts)) if max(counts) else [tensor]
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=False)])
+
+
+def gather_objects(value: ValueT) -> list[ValueT]:
+    """One small value of each process, in rank order."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@torch.no_grad()
+def sum_over_processes(tensor: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, on each of them; the tensor given is overwritten by it."""
+    if is_distributed():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def broadcast_object(value: ValueT) -> ValueT:
+    """Process 0's value, on every process."""
+    if not is_distributed():
+        return value
+    values: list[Any] = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Mapping[str, Tensor] | None, device: torch.device) -> dict[str, Tensor]:
+    """Process 0's tensors by name, on the CPU of every process; sent through `device`, one after the other."""
+    if not is_distributed():
+        return dict(tensors or {})
+    shapes = broadcast_object({name: (value.shape, value.dtype) for name, value in (tensors or {}).items()})
+    received: dict[str, Tensor] = {}
+    for name, (shape, dtype) in shapes.items():
+        value = torch.empty(shape, dtype=dtype) if tensors is None else tensors[name]
+        sent = value.to(device).contiguous()
+        dist.broadcast(sent, src=0)
+        received[name] = sent.cpu()
+    return received
+
+
+def barrier() -> None:
+    """Wait until every process has come this far."""
+    if is_distributed():
+        dist.barrier()
+
+
+def open_store(answer_seconds: float) -> Any:
+    """A key-value store kept by process 0, apart from torch's own: a thread may use it while the main waits."""
+    host, waiting = os.environ.get("MASTER_ADDR", "127.0.0.1"), timedelta(seconds=answer_seconds)
+    keeper = dist.get_rank() == 0
+    store = dist.TCPStore(host, 0, None, True, timeout=waiting, wait_for_workers=False) if keeper else None
+    port = broadcast_object(None if store is None else store.port)
+    return store or dist.TCPStore(host, port, None, False, timeout=waiting, wait_for_workers=False)
+
+
+def fail_together(error: BaseException | None) -> None:
+    """Raise on every process when any of them brings an error: those without would wait for the failed one for ever.
+
+    The process that failed raises its own error; the others an OtherProcessError with its rank and reason.
+    """
+    if not is_distributed():
+        if error is not None:
+            raise error
+        return
+    reasons = gather_objects(None if error is None else f"{error}" if isinstance(error, UserError) else repr(error))
+    if error is not None:
+        raise error
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            raise OtherProcessError(f"process {rank} failed, and all stop with it: {reason}")
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Raise an error inside the block, of any process, on every one: none goes on to wait for a process that left."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    fail_together(error)

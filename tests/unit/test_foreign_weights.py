@@ -251,7 +251,7 @@ def test_both_copies_of_a_run_get_the_weights_and_it_is_said(tmp_path, capsys):
     state = weights(VIT, 7)
     torch.save({f"module.base_encoder.{key}": value for key, value in state.items()}, tmp_path / "w.pth.tar")
     encoder, momentum = build_encoder(VIT), build_encoder(VIT)
-    initialise(encoder, momentum, VIT, str(tmp_path / "w.pth.tar"), quiet=False)
+    initialise([encoder, momentum], VIT, str(tmp_path / "w.pth.tar"), quiet=False)
     assert same(state, encoder.state_dict())
     assert same(state, momentum.state_dict())
     said = capsys.readouterr().err

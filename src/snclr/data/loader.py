@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from snclr.data.decode import BadImage, Picture
 from snclr.data.order import REPLACEMENT, Ids, batch_ids, steps_per_epoch, uniforms
-from snclr.data.sources import ArraySource, Source
+from snclr.data.sources import ArraySource, Source, order_of
 from snclr.data.threads import threads_for
 from snclr.data.views import ViewSettings, colour_views, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
@@ -116,17 +116,21 @@ class ViewLoader:
         self._max_bad_share = max_bad_share
         self._seen = np.zeros(len(source), dtype=np.bool_)
         self._bad: set[int] = set()
+        self._shared = 0  # how many of `skipped` the other processes know of
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of steps start, start + 1, … stop - 1. Workers live as long as this iterator."""
         # The epoch before counts as seen, so that restored bad images are not a share of the first few after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
-            self._seen[self._stage1.step_ids(step)[1]] = True
+            self._seen[self._stage1.batch_ids(step)] = True
         if self._workers and isinstance(self._stage1.source, ArraySource):  # none of its images can be bad
             yield from in_thread(_BothStages(self._stage1, self._finish), start, stop)
             return
         for crops in self._crops(start, stop):
             self._note_bad(crops)
+            hopeless = len(crops.ids) == 0
+            if hopeless or (crops.bad and self._stage1.world_size == 1):  # several processes judge together: `share`
+                self._judge(hopeless=hopeless)
             yield self._finish(crops)
 
     def restore_skipped(self, skips: Iterable[Skip]) -> None:
@@ -134,6 +138,24 @@ class ViewLoader:
         self.skipped = list(skips)
         self._bad = {skip.index for skip in self.skipped}
         self._seen[list(self._bad)] = True
+        self._shared = len(self.skipped)
+
+    def unshared(self) -> list[Skip]:
+        """The bad images that this process met and the others have not been told of."""
+        return self.skipped[self._shared :]
+
+    def share(self, of_all: Iterable[list[Skip]]) -> None:
+        """Take the `unshared` of all processes, in rank order, so that each lists and judges the bad images of all."""
+        self.skipped = self.skipped[: self._shared]
+        known = {skip.index for skip in self.skipped}
+        for skip in (skip for part in of_all for skip in part):
+            if skip.index not in known:
+                known.add(skip.index)
+                self.skipped.append(skip)
+        self._shared = len(self.skipped)
+        self._bad = known
+        self._seen[list(known)] = True
+        self._judge()
 
     def _crops(self, start: int, stop: int) -> Iterator[Crops]:
         if self._workers == 0:
@@ -161,23 +183,23 @@ class ViewLoader:
         )
 
     def _note_bad(self, crops: Crops) -> None:
-        """Count and list bad images, each once; stop when they are too many."""
-        source = self._stage1.source
-        self._seen[crops.ids] = True
-        if not crops.bad:
-            return
+        """Count what was tried (the rows of all processes, which follow from the step), and list bad images once."""
+        self._seen[self._stage1.batch_ids(crops.step)] = True
         for index, reason in crops.bad.items():
             self._seen[index] = True
             if index not in self._bad:
                 self._bad.add(index)
-                self.skipped.append(Skip(index, source.key(index), reason))
+                self.skipped.append(Skip(index, self._stage1.source.key(index), reason))
+
+    def _judge(self, *, hopeless: bool = False) -> None:
+        """Stop when the bad images are too many, or when no image could be found in their place."""
         seen = int(self._seen.sum())
-        if self._too_many(len(self._bad), seen) or len(crops.ids) == 0:
+        if self._too_many(len(self._bad), seen) or hopeless:
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
-                f"{len(self._bad)} of the {seen} images of {source.name} tried so far cannot be used; a share of at "
-                f"most {self._max_bad_share:g} is allowed. For example: {examples}. Remove or repair them, or allow a "
-                "larger share."
+                f"{len(self._bad)} of the {seen} images of {self._stage1.source.name} tried so far cannot be used; a "
+                f"share of at most {self._max_bad_share:g} is allowed. For example: {examples}. Remove or repair them, "
+                "or allow a larger share."
             )
 
     def _too_many(self, bad: int, seen: int) -> bool:
@@ -218,9 +240,13 @@ class CropSteps(Dataset[Crops]):
 
     def step_ids(self, step: int) -> tuple[int, Ids]:
         """Return a step's epoch and the ids of this rank's rows."""
-        epoch, ids = batch_ids(len(self.source), self.batch_size, self.seed, step)
+        epoch, ids = batch_ids(len(self.source), self.batch_size, self.seed, step, order_of(self.source))
         share = self.batch_size // self.world_size
         return epoch, ids[self.rank * share : (self.rank + 1) * share]
+
+    def batch_ids(self, step: int) -> Ids:
+        """Return the ids of a step's whole batch, over all ranks."""
+        return batch_ids(len(self.source), self.batch_size, self.seed, step, order_of(self.source))[1]
 
     def _from_memory(self, source: ArraySource, step: int, epoch: int, ids: Ids) -> Crops:
         images = source.images[ids]

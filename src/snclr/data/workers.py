@@ -10,15 +10,20 @@ import warnings
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from snclr.errors import UserError
+
 Item = TypeVar("Item")
 
 _AHEAD = 2  # items that are ready, or nearly, when one is asked for (for each worker)
+# What asks a run to stop; Windows has no SIGUSR1.
+_STOPS = {signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])}
 
 
 def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
@@ -70,7 +75,10 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
         )
         iterator = iter(loader)
     try:
-        yield from iterator
+        for item in iterator:
+            if isinstance(item, _Refusal):
+                raise UserError(item.message)
+            yield item
     finally:
         del iterator  # ends the workers
 
@@ -90,23 +98,33 @@ class _Parcel(Dataset[Item]):
             self._items = pickle.loads(self._packed.numpy().tobytes())
             self._packed = torch.empty(0, dtype=torch.uint8)
         assert self._items is not None
-        return self._items[number]
+        try:
+            return self._items[number]
+        except UserError as error:  # raised here it would reach a person with the worker's traceback around it
+            return _Refusal(str(error))  # type: ignore[return-value]
+
+
+@dataclass
+class _Refusal:
+    """A UserError on its way to the parent, which raises it."""
+
+    message: str
 
 
 def _ignore_signals(_: int) -> None:
-    """Make a worker leave SIGINT and SIGTERM to the parent, which decides; the end of the parent still ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Make a worker leave the signals of a stop to the parent, which decides; the end of the parent still ends it."""
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Start processes that have SIGINT and SIGTERM blocked from their first moment; ours arrive when this ends."""
+    """Start processes that have the signals of a stop blocked from their first moment; ours arrive when this ends."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     resource_tracker.ensure_running()  # starting it later would lift the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from snclr.errors import UserError
 RECIPES: dict[str, str] = {
     "photos": "photos",
     "cifar": "cifar",
+    "cifar-cpu": "cifar_cpu",
     "demo": "demo",
     "resnet50-imagenet": "resnet50_imagenet",
     "resnet50-imagenet-100ep": "resnet50_imagenet",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from snclr.config import PretrainConfig
 from snclr.data.loader import Batch, ViewLoader
+from snclr.distributed import barrier, fail_together, gather, gather_objects, sum_over_processes
 from snclr.errors import UserError
 from snclr.methods.base import Method, StepOutput
 from snclr.train.health import collapsed, health
@@ -59,20 +61,22 @@ def train(t: Training, *, start_step: int, metrics: MetricsLog | None, progress:
     save_every = t.config.checkpoint_every or t.loader.steps_per_epoch
     saved = start_step
     alarmed = False
-    for batch, waited in _timed(t.loader.batches(start_step, t.total_steps)):
+    batches = t.loader.batches(start_step, t.total_steps)
+    while step < t.total_steps:
         began = time.perf_counter()
+        batch = next_batch(t, batches, stop)
+        if batch is None:
+            break
+        fetched = time.perf_counter()
         output, lr, gradient_norm = training_step(t, batch)
         step = batch.step + 1
         values: dict[str, float] = {}
         if step % t.config.log_every == 0 or step == t.total_steps:
-            values = {"loss": float(output.loss.detach()), "lr": lr, "gradient_norm": gradient_norm}
-            values |= health(output, t.label_of_id, batch.ids)
-            values |= {} if t.core.queue is None else {"queue_fill": len(t.core.queue) / t.core.queue.length}
+            values = {**_measure(t, batch, output), "lr": lr, "gradient_norm": gradient_norm}
             if collapsed(values) and not alarmed:
                 _say(progress, f"warning: step {step}: {COLLAPSE_ADVICE}")
             alarmed = collapsed(values)
-        computed = time.perf_counter() - began
-        progress.update(t.config.batch_size, waited, computed, shown(values))
+        progress.update(t.config.batch_size, fetched - began, time.perf_counter() - fetched, shown(values))
         if values and metrics is not None:
             timing = {"images_per_second": progress.rate, "data_wait_share": progress.wait_share}
             metrics.write(step, step / t.loader.steps_per_epoch, {**values, "collapsed": alarmed}, timing=timing)
@@ -81,8 +85,7 @@ def train(t: Training, *, start_step: int, metrics: MetricsLog | None, progress:
         if step % save_every == 0:
             _save(t, step, metrics)
             saved = step
-        if _anyone_stops(t.fabric, stop):
-            break
+    batches.close()  # its workers end here, not whenever the generator is collected
     if saved != step:
         _save(t, step, metrics)
     return step
@@ -95,6 +98,31 @@ def _save(t: Training, step: int, metrics: MetricsLog | None) -> None:
     t.save(step)
 
 
+def next_batch(t: Training, batches: Iterator[Batch], stop: StopRequest) -> Batch | None:
+    """The next batch, or None where a stop was asked for, on this process or another: all leave after the same step.
+
+    What one process cannot read is made known to all, and an error of one is an error of all: none is left waiting.
+    """
+    if t.fabric.world_size == 1:
+        return None if stop.requested is not None else next(batches)
+    batch, error = None, None
+    try:
+        batch = next(batches)
+    except Exception as caught:
+        error = caught
+    unshared = t.loader.unshared()
+    said = torch.tensor([int(stop.requested or 0), int(error is not None), len(unshared)], device=t.fabric.device)
+    asked, failed, news = t.fabric.all_reduce(said, reduce_op="max").tolist()
+    if failed:
+        fail_together(error)
+    if news:
+        t.loader.share(gather_objects(unshared))
+    if asked:
+        stop.request(asked)
+        return None
+    return batch
+
+
 def training_step(t: Training, batch: Batch) -> tuple[StepOutput, float, float]:
     """One step: learning rate, loss, gradient, check, update, momentum and queue."""
     lr = learning_rate(t.config, batch.step, t.loader.steps_per_epoch)
@@ -102,7 +130,7 @@ def training_step(t: Training, batch: Batch) -> tuple[StepOutput, float, float]:
         group["lr"] = lr
     # Dropout and drop-path draw from the global generator: seeded by the step, it has no state to carry or to save.
     torch.manual_seed(t.config.seed * 1_000_003 + batch.step)
-    output = t.method(batch.views, batch.ids, epoch=batch.epoch)
+    output = t.method(batch.views, batch.ids, epoch=batch.epoch, labels=batch.labels)
     t.fabric.backward(output.loss)
     gradient_norm = _clip(t)
     _refuse_nonfinite(t, batch, output.loss, gradient_norm)
@@ -134,16 +162,6 @@ def shown(values: dict[str, float]) -> dict[str, str]:
     return {title: form.format(values[name]) for name, (title, form) in names.items() if name in values}
 
 
-def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds it was waited for."""
-    while True:
-        began = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch, time.perf_counter() - began
-
-
 def _clip(t: Training) -> float:
     """The gradient's norm over all parameters (unscaled in half precision), clipped where the config says so."""
     limit = float("inf") if t.config.clip_gradient is None else t.config.clip_gradient
@@ -153,25 +171,41 @@ def _clip(t: Training) -> float:
 def _refuse_nonfinite(t: Training, batch: Batch, loss: Tensor, gradient_norm: float) -> None:
     """Stop before the update where loss or gradient is not finite, and write down which images it was.
 
-    The gradient is the mean over all processes, so all of them see it and stop together. In half precision a gradient
-    may overflow now and then: there the loss scaler skips the step.
+    The gradient is the mean over all processes, so all see it; a loss is each one's own, so they tell each other. In
+    half precision a gradient may overflow now and then: there the loss scaler skips the step.
     """
-    finite_loss = bool(torch.isfinite(loss.detach()))
-    if finite_loss and (t.config.precision == "16" or gradient_norm < float("inf")):
+    value = float(loss.detach())
+    bad_losses = sum_over_processes(torch.tensor([float(not math.isfinite(value))], device=loss.device)).item()
+    if not bad_losses and (t.config.precision == "16" or gradient_norm < float("inf")):
         return
-    record = {
-        "step": batch.step,
-        "loss": str(float(loss.detach())),
-        "gradient_norm": str(gradient_norm),
-        "ids": batch.ids.tolist(),
-    }
-    write_atomic(t.run.nonfinite, json.dumps(record) + "\n")
-    what = "loss" if not finite_loss else "gradient"
+    told = gather_objects((str(value), batch.ids.tolist()))
+    # Where a loss is not finite, the images are those of its process; a gradient alone may come from any.
+    guilty = [entry for entry in told if not bad_losses or not math.isfinite(float(entry[0]))]
+    ranks = [told.index(entry) for entry in guilty]
+    if t.fabric.is_global_zero:
+        record = {
+            "step": batch.step,
+            "loss": guilty[0][0],
+            "gradient_norm": str(gradient_norm),
+            "processes": ranks,
+            "ids": [image for _, ids in guilty for image in ids],
+        }
+        write_atomic(t.run.nonfinite, json.dumps(record) + "\n")
+    barrier()
+    where = f" on process {ranks[0]}" if t.fabric.world_size > 1 and bad_losses else ""
     raise UserError(
-        f"step {batch.step}: the {what} is not finite; nothing was updated. The images are listed in {t.run.nonfinite}."
-        " The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
-        " --lr, --clip-gradient 1 or --precision 32."
+        f"step {batch.step}: the {'loss' if bad_losses else 'gradient'} is not finite{where}; nothing was updated. The"
+        f" images are listed in {t.run.nonfinite}. The last checkpoint is intact: start another run from its weights"
+        " (--init-from) or from scratch, with a lower --lr, --clip-gradient 1 or --precision 32."
     )
+
+
+def _measure(t: Training, batch: Batch, output: StepOutput) -> dict[str, float]:
+    """Loss and health of the whole batch: what one process would have measured, however many share it."""
+    loss = sum_over_processes(output.loss.detach().clone()) / t.fabric.world_size
+    whole = StepOutput(loss, *(None if part is None else gather(part) for part in output[1:]))
+    values = {"loss": float(loss), **health(whole, t.label_of_id, gather(batch.ids))}
+    return values if t.core.queue is None else {**values, "queue_fill": len(t.core.queue) / t.core.queue.length}
 
 
 def _report_epoch(t: Training, progress: Progress, epoch: int) -> None:
@@ -186,13 +220,3 @@ def _report_epoch(t: Training, progress: Progress, epoch: int) -> None:
 def _say(progress: Progress, text: str) -> None:
     progress.say(text)
     _log.warning(text)
-
-
-def _anyone_stops(fabric: Any, stop: StopRequest) -> bool:
-    """Whether a stop was asked for on any process: all must leave the loop after the same step."""
-    if fabric.world_size == 1:
-        return stop.requested is not None
-    asked = fabric.all_reduce(torch.tensor(float(stop.requested or 0), device=fabric.device), reduce_op="max")
-    if asked > 0:
-        stop.request(int(asked))
-    return bool(asked > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +17,12 @@ import yaml
 from snclr.config import PretrainConfig, resolve
 from snclr.data.loader import Skip, ViewLoader
 from snclr.data.sources import Source, open_source
+from snclr.distributed import broadcast_object, broadcast_tensors, gather_objects, together
 from snclr.encoders import EncoderSpec
 from snclr.errors import UserError
 from snclr.export.encoder import save_encoder
 from snclr.export.foreign import read_weights
+from snclr.sync_batch_norm import synchronise_batch_norm
 from snclr.train import state
 from snclr.train.build import build_method, encoder_spec, view_groups
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
@@ -32,6 +34,7 @@ from snclr.train.progress import Progress
 from snclr.train.run_folder import RunFolder, write_atomic
 from snclr.train.saved_run import resume_config
 from snclr.train.signals import StopRequest
+from snclr.train.watch import Watch
 
 _log = logging.getLogger("snclr")
 
@@ -63,26 +66,75 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
             f"{'data' if not config.data else 'out'} is missing: give --data (the images) and --out (the run folder)"
         )
     fabric = launch(config)
-    # All that can fail on bad input comes before the folder: a mistyped name leaves nothing behind.
-    source = open_source(config.data, split="train", download=True)
-    loader = build_loader(config, source, fabric)
-    spec = encoder_spec(config)
-    method = build_method(config, spec)
-    if config.init_from is not None and not (config.resume and any(RunFolder(config.out).checkpoints.glob("step-*"))):
-        initialise(method.encoder, method.momentum_encoder, spec, config.init_from, quiet=quiet)
-    run, failure = None, None
-    if fabric.is_global_zero:
+    config = broadcast_object(config)  # process 0's reading of the run folder holds for all
+    quiet = quiet or not fabric.is_global_zero
+    with Watch(config.timeout) as watch:
         try:
+            return _pretrain(config, fabric, quiet=quiet)
+        except RuntimeError as error:
+            if missing := watch.silent():
+                raise UserError(
+                    f"process {', '.join(map(str, missing))} is gone or cannot be reached ({error})"
+                ) from error
+            raise
+
+
+def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
+    # All that can fail on bad input comes before the folder: a mistyped name leaves nothing behind.
+    source = _open_data(config.data, fabric)
+    with together():
+        loader = build_loader(config, source, fabric)
+        spec = encoder_spec(config)
+        method = build_method(config, spec, classes=_count_classes(source))
+        fresh = not (config.resume and any(RunFolder(config.out).checkpoints.glob("step-*")))
+        if config.init_from is not None and fresh:
+            initialise(method.encoders, spec, config.init_from, quiet=quiet)
+    with together():
+        run = RunFolder(config.out)
+        if fabric.is_global_zero:  # it alone holds the lock
             run = RunFolder.create(config.out, resume=config.resume, overwrite=config.overwrite)
-        except UserError as error:
-            failure = str(error)
-    if failure := fabric.broadcast(failure):  # every process must leave, not only the one that looked
-        raise UserError(failure)
-    with run or RunFolder(config.out) as folder, _log_file(folder, enabled=fabric.is_global_zero):
-        checkpoint = latest_checkpoint(folder.checkpoints, _warn) if config.resume else None
+    with run as folder, _log_file(folder, enabled=fabric.is_global_zero):
+        checkpoint = _find_checkpoint(folder, fabric) if config.resume else None
         training = _prepare(config, fabric, folder, source, loader, method, checkpoint)
         with _threads(config.threads):
-            return _run(training, spec, checkpoint, quiet=quiet or not fabric.is_global_zero)
+            return _run(training, spec, checkpoint, quiet=quiet)
+
+
+def _open_data(data: str, fabric: Any) -> Source:
+    """The training images: one process of each machine opens them first, and so downloads and indexes them once."""
+    source: Source | None = None
+    for first in (True, False):
+        with together():
+            if (fabric.local_rank == 0) is first:
+                source = open_source(data, split="train", download=True)
+    assert source is not None, "one of the two turns is this process's"
+    prints = gather_objects(source.fingerprint())
+    if len(set(prints)) > 1:
+        other = next(rank for rank, text in enumerate(prints) if text != prints[0])
+        raise UserError(
+            f"process {other} sees other images in {data} than process 0; give every machine the same data, in the same"
+            " place"
+        )
+    return source
+
+
+def _find_checkpoint(folder: RunFolder, fabric: Any) -> Checkpoint | None:
+    """The last whole checkpoint, read by process 0 and sent to all: they go on from one state, shared disk or not."""
+    found = None
+    with together():
+        if fabric.is_global_zero:
+            found = latest_checkpoint(folder.checkpoints, _warn)
+    facts = broadcast_object(None if found is None else (found.path, found.step, found.info))
+    if facts is None:
+        return None
+    tensors = broadcast_tensors(None if found is None else found.tensors, fabric.device)
+    path, step, info = facts
+    return Checkpoint(path=path, step=step, tensors=tensors, info=info)
+
+
+def _count_classes(source: Source) -> int | None:
+    """How many classes the labels have, where there are labels."""
+    return None if source.labels is None or len(source.labels) == 0 else int(source.labels.max()) + 1
 
 
 def build_loader(config: PretrainConfig, source: Source, fabric: Any) -> ViewLoader:
@@ -101,11 +153,11 @@ def _run(t: Training, spec: EncoderSpec, checkpoint: Checkpoint | None, *, quiet
         kept = {**t.config.to_dict(), "resume": False, "overwrite": False}
         write_atomic(t.run.config, yaml.safe_dump(kept, sort_keys=False))
     step, exit_code = _train(t, 0 if checkpoint is None else checkpoint.step, quiet)
-    if main:
-        _write_skipped(t.run, t.loader)
-        if step == t.total_steps:
-            save_encoder(t.core.encoder, spec, t.run.path, extra=_origin(t.config, step))
-    t.fabric.barrier()
+    with together():
+        if main:
+            _write_skipped(t.run, t.loader)
+            if step == t.total_steps:
+                save_encoder(t.core.encoder, spec, t.run.path, extra=_origin(t.config, step))
     return PretrainResult(t.run.path, step, t.total_steps, len(t.loader.skipped), exit_code)
 
 
@@ -114,14 +166,11 @@ def _prepare(
     checkpoint: Checkpoint | None,
 ) -> Training:  # fmt: skip
     """Move everything to its device, wrap it, and put a checkpoint's state back."""
-    if fabric.world_size > 1:
-        method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
-    method.to(fabric.device)
-    method.encoder.to(memory_format=torch.channels_last)
-    method.momentum_encoder.to(memory_format=torch.channels_last)
-    if config.compile:
-        method.encoder.compile()
-        method.momentum_encoder.compile()
+    method = synchronise_batch_norm(method.to(fabric.device))
+    for encoder in method.encoders:
+        encoder.to(memory_format=torch.channels_last)
+        if config.compile:
+            encoder.compile()
     optimizer = build_optimizer(
         config.optimizer,
         method.named_parameters(),
@@ -138,7 +187,9 @@ def _prepare(
         loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
 
     def save(step: int) -> None:
-        if fabric.is_global_zero:
+        with together():
+            if not fabric.is_global_zero:
+                return
             tensors, plain = state.collect(method, optimizer)
             info = {
                 "optimizer": plain,
@@ -148,7 +199,6 @@ def _prepare(
             }
             save_checkpoint(run.checkpoints, tensors, info, step=step, keep=config.keep_checkpoints)
             _write_skipped(run, loader)
-        fabric.barrier()
 
     labels = None if source.labels is None else torch.from_numpy(source.labels).to(fabric.device)
     return Training(config, fabric, wrapped, method, wrapped_optimizer, loader, run, len(source), labels, save)
@@ -191,13 +241,11 @@ def _opening(t: Training, start: int) -> str:
     return line
 
 
-def initialise(
-    encoder: torch.nn.Module, momentum_encoder: torch.nn.Module, spec: EncoderSpec, init_from: str, *, quiet: bool
-) -> None:
-    """Start from another run or a weights file: both copies get the weights. What was loaded is said and logged."""
+def initialise(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, init_from: str, *, quiet: bool) -> None:
+    """Start from another run or a weights file: every copy gets the weights. What was loaded is said and logged."""
     weights = read_weights(init_from, spec)
-    encoder.load_state_dict(weights.state)
-    momentum_encoder.load_state_dict(weights.state)
+    for encoder in encoders:
+        encoder.load_state_dict(weights.state)
     _log.info(weights.report)
     if not quiet:
         print(weights.report, file=sys.stderr)

@@ -1,0 +1,133 @@
+"""Watching over the processes of a run: a hang is not for ever, and no process outlives the one that started it.
+
+Each process sends a sign of life every second to a small store kept by process 0. Process 0 notices who has been
+silent for too long and tells all; the others notice when the store itself is silent. All end, and say who was missing.
+This does not depend on what the processes were doing when one stopped, nor on the backend they talk through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from snclr.distributed import barrier, open_store, rank_and_size
+
+BEAT_SECONDS = 1.0
+ORPHAN_SECONDS = 8.0
+"""How long an orphan may take to save and leave."""
+_EXIT_CODE = 1
+_ANSWER_SECONDS = 5.0
+
+
+class Watch:
+    """Within the block, this process shows that it lives and ends when another has been silent for `timeout` seconds.
+
+    Alone it does nothing.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._rank, self._size = rank_and_size()
+        self._store: Any = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._parent = os.getppid() if _has_launcher() else None
+
+    def __enter__(self) -> Watch:
+        if self._size > 1:
+            self._store = open_store(_ANSWER_SECONDS)
+            self._store.set(f"beat/{self._rank}", "0")
+            self._store.set(f"host/{self._rank}", f"{socket.gethostname()} (pid {os.getpid()})")
+            if self._rank == 0:
+                self._store.set("verdict", "")
+            barrier()  # every key is there before anyone asks for it
+            self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * BEAT_SECONDS)
+        self._store = None
+
+    def silent(self) -> list[int]:
+        """The processes that show no life now: found in a few seconds, for an error that another's end may explain."""
+        if self._store is None:
+            return []
+        try:
+            before = self._beats()
+            time.sleep(3 * BEAT_SECONDS)
+            after = self._beats()
+        except Exception:  # whatever the store's failure is called, it is kept by process 0
+            return [0]
+        return [rank for rank in range(self._size) if before[rank] == after[rank] and rank != self._rank]
+
+    def _beats(self) -> list[bytes]:
+        return [self._store.get(f"beat/{rank}") for rank in range(self._size)]
+
+    def _run(self) -> None:
+        count, answered = 0, time.monotonic()
+        last: dict[int, tuple[bytes, float]] = {}
+        while not self._stop.wait(BEAT_SECONDS):
+            if self._parent is not None and os.getppid() != self._parent:
+                self._leave_as_orphan()
+                return
+            count += 1
+            try:
+                self._store.set(f"beat/{self._rank}", str(count))
+                verdict = self._judge(last) if self._rank == 0 else self._verdict()
+                answered = time.monotonic()
+            except Exception as error:  # torch raises several kinds
+                verdict = None
+                if time.monotonic() - answered > self._timeout:
+                    verdict = f"process 0 has not answered for {self._timeout:g} seconds ({type(error).__name__})"
+            if verdict is not None and not self._stop.is_set():
+                _end(f"{verdict}; this is process {self._rank} on {socket.gethostname()}, which ends too")
+
+    def _judge(self, last: dict[int, tuple[bytes, float]]) -> str | None:
+        """On process 0: who has been silent for too long? The others are told."""
+        now = time.monotonic()
+        for rank, beat in enumerate(self._beats()):
+            known, since = last.get(rank, (b"", now))
+            last[rank] = (beat, now if beat != known else since)
+        missing = [rank for rank, (_, since) in last.items() if now - since > self._timeout]
+        if not missing:
+            return None
+        hosts = ", ".join(f"process {rank} on {self._store.get(f'host/{rank}').decode()}" for rank in missing)
+        verdict = f"{hosts} has shown no sign of life for {self._timeout:g} seconds"
+        self._store.set("verdict", verdict)
+        time.sleep(2 * BEAT_SECONDS)  # the store ends with this process: let the others read it
+        return verdict
+
+    def _verdict(self) -> str | None:
+        said = self._store.get("verdict").decode()
+        return said or None
+
+    def _leave_as_orphan(self) -> None:
+        """The launcher is gone: stop in good order, by the signal it would have sent, or else without order."""
+        print("the process that started this one is gone: saving and leaving", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not self._stop.wait(ORPHAN_SECONDS):
+            _end("no step ended in time to save; the last checkpoint is whole")
+
+
+def _has_launcher() -> bool:
+    """Whether a parent process looks after this one (a shell does not: a run may outlive its terminal)."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", "0")) > 0
+
+
+def _end(text: str) -> None:
+    """Say why and end at once: the main thread may be stuck where no exception reaches it. All files are crash-safe."""
+    with contextlib.suppress(OSError):
+        print(f"snclr: {text}", file=sys.stderr, flush=True)
+    os._exit(_EXIT_CODE)

@@ -1,0 +1,66 @@
+"""Run by torchrun: a few training steps by the package's own parts, and everything they did written to a file.
+
+usage: step_worker.py OUT PRECISION:STEPS:OPTIMIZER:ENCODER:BATCH:IMAGE_SIZE ...
+"""
+
+import hashlib
+import os
+import sys
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from snclr.config import resolve
+from snclr.distributed import gather, gather_objects, sum_over_processes
+from snclr.train import pretrain as p
+from snclr.train.loop import training_step
+from snclr.train.run_folder import RunFolder
+
+SETTINGS = {
+    "recipe": "demo", "data": "demo", "out": "unused", "epochs": 1, "workers": 0, "warmup_epochs": 0,
+    "queue_length": 40, "neighbors": 4, "hidden": 64, "dim": 32, "temperature": 0.2, "max_bad_share": 0.0,
+}  # fmt: skip
+RATES = {"sgd": 0.1, "adamw": 0.001, "lars": 0.3}
+
+
+def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: int, image_size: int) -> dict:
+    """The steps' ids, views, losses and gradients, and what they left behind: the same for any number of processes."""
+    stem = "half" if "resnet" in encoder else "auto"
+    sizes = {"encoder": encoder, "stem": stem, "batch_size": batch_size, "image_size": image_size}
+    config = resolve({**SETTINGS, **sizes, "precision": precision, "optimizer": optimizer, "lr": RATES[optimizer]})
+    fabric = p.launch(config)
+    torch.set_num_threads(1)
+    source = p._open_data(config.data, fabric)
+    loader = p.build_loader(config, source, fabric)
+    method = p.build_method(config, p.encoder_spec(config))
+    training = p._prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    ids, views, losses, gradients = [], [], [], []
+    inner = training.optimizer.step
+
+    def step_and_note(*args, **kwargs):
+        named = training.core.named_parameters()
+        gradients.append({name: part.grad.clone() for name, part in named if part.grad is not None})
+        return inner(*args, **kwargs)
+
+    training.optimizer.step = step_and_note
+    for batch in loader.batches(0, steps):
+        output, _, _ = training_step(training, batch)
+        ids.append(gather(batch.ids))
+        rows = [[hashlib.sha256(row.contiguous().numpy().tobytes()).hexdigest() for row in v] for v in batch.views]
+        views.append([[*chain.from_iterable(parts)] for parts in zip(*gather_objects(rows), strict=True)])
+        losses.append(float(sum_over_processes(output.loss.detach().double().clone()) / fabric.world_size))
+    return {
+        "ids": torch.stack(ids), "views": views, "losses": losses, "gradients": gradients[:3],
+        "state": training.core.state_dict(),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    out, *plays = sys.argv[1:]
+    played = {}
+    for spelled in plays:
+        precision, steps, optimizer, encoder, batch_size, image_size = spelled.split(":")
+        played[spelled] = play(precision, int(steps), optimizer, encoder, int(batch_size), int(image_size))
+    if int(os.environ.get("RANK", "0")) == 0:
+        torch.save(played, Path(out))

@@ -1,0 +1,25 @@
+"""Run by torchrun: the command line, with a SIGTERM to one process (the last) once `step` steps are done.
+
+usage: stop_worker.py STEP ARGUMENTS OF SNCLR ...
+"""
+
+import os
+import signal
+import sys
+
+from snclr.cli import main
+from snclr.train import loop
+
+STOP_AFTER = int(sys.argv[1])
+inner = loop.training_step
+
+
+def training_step(t, batch):
+    result = inner(t, batch)
+    if batch.step + 1 == STOP_AFTER and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return result
+
+
+loop.training_step = training_step
+sys.exit(main(sys.argv[2:]))

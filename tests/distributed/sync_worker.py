@@ -1,0 +1,38 @@
+"""Run by torchrun: our synchronised batch norm on each process's rows, its results gathered and written to a file."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from snclr.distributed import gather, gather_rows, sum_over_processes
+from snclr.sync_batch_norm import CpuSyncBatchNorm, synchronise_batch_norm
+from tests.distributed.sync_cases import CASES, build, rows_of
+
+
+def main(out: str) -> None:
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for name in CASES:
+        norm, x, weight = build(name)
+        mine = rows_of(len(x), rank, size)
+        layer = synchronise_batch_norm(nn.Sequential(norm))[0]
+        assert isinstance(layer, CpuSyncBatchNorm)
+        x = x[mine].requires_grad_()
+        y = layer(x)
+        (y * weight[mine]).sum().backward()
+        found[name] = {
+            "output": gather_rows(y.detach()), "input": gather_rows(x.grad), "state": layer.state_dict(),
+            "parameters": [sum_over_processes(part.grad.clone()) for part in layer.parameters()],
+            "evaluated": gather_rows(layer.eval()(x).detach()),
+        }  # fmt: skip
+    assert gather(torch.tensor([rank])).tolist() == list(range(size))
+    if rank == 0:
+        torch.save(found, out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

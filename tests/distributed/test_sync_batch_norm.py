@@ -1,0 +1,32 @@
+"""Our batch norm over several processes against torch's over the whole batch, value and gradient."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.ranks import run
+from tests.distributed.sync_cases import CASES, build
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp("norm") / "found.pt"
+    done = run(request.param, "-m", "tests.distributed.sync_worker", str(out), cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_batch_norm_of_the_whole_batch(found, name):
+    norm, x, weight = build(name)
+    x.requires_grad_()
+    y = norm(x)
+    (y * weight).sum().backward()
+    close = {"rtol": 1e-11, "atol": 1e-11}
+    torch.testing.assert_close(found[name]["output"], y.detach(), **close)
+    torch.testing.assert_close(found[name]["input"], x.grad, **close)
+    torch.testing.assert_close(found[name]["parameters"], [part.grad for part in norm.parameters()], **close)
+    torch.testing.assert_close(found[name]["state"], norm.state_dict(), **close)
+    if norm.track_running_stats:  # without them each process's own batch would be the statistics
+        torch.testing.assert_close(found[name]["evaluated"], norm.eval()(x).detach(), **close)
