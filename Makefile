@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types check benchmarks clean
+.PHONY: demo test lint types check benchmarks results soak clean
 
 # The stamp is newer than pyproject.toml once everything it lists is installed.
 $(VENV)/.installed: pyproject.toml
@@ -33,6 +33,14 @@ check: lint types test
 benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/step.py
+
+# Rebuilds the tables and figures of docs/results.md from the records in results/.
+results: $(VENV)/.installed
+	$(BIN)/python scripts/build_results.py
+
+# Every promise of docs/reliability.md at its full count; takes about half an hour on two cores.
+soak: $(VENV)/.installed
+	$(BIN)/python scripts/soak.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -33,13 +33,20 @@ _HOME = {
     "embed": "commands.embed",
     "search": "commands.search",
     "explain": "commands.explain",
+    "detect": "commands.detect",
+    "compare": "commands.compare",
+    "ablate": "commands.ablate",
+    "pack": "commands.pack",
     "UserError": "errors",
 }
 
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from snclr.commands.ablate import ablate as ablate
+    from snclr.commands.compare import compare as compare
     from snclr.commands.demo import demo as demo
+    from snclr.commands.detect import detect as detect
     from snclr.commands.embed import embed as embed
     from snclr.commands.explain import explain as explain
     from snclr.commands.export import export as export
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
     from snclr.commands.knn import knn as knn
     from snclr.commands.linear import linear as linear
     from snclr.commands.neighbors import neighbors as neighbors
+    from snclr.commands.pack import pack as pack
     from snclr.commands.search import search as search
     from snclr.data.sources import open_source as open_source
     from snclr.encoders import build_encoder as build_encoder

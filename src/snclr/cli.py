@@ -17,9 +17,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "neighbors": ("neighbors", "draw images with their nearest neighbours and positiveness"),
     "export": ("export", "write the encoder for torchvision, timm, detectron2, mmdet, ONNX; each file is checked"),
     "finetune": ("finetune", "evaluate a run by fine-tuning it on a few labels"),
+    "detect": ("detect", "evaluate a run as the backbone of Mask R-CNN, on a COCO folder"),
     "embed": ("embed", "write the features of every image to a file"),
     "search": ("search", "find the images most similar to one"),
     "explain": ("explain", "show what the loss of one image is made of, neighbour by neighbour"),
+    "report": ("report", "write one page about a run: curves, neighbours, a map, results"),
+    "compare": ("compare", "train several methods under equal conditions and compare them, with spread"),
+    "ablate": ("ablate", "repeat one of the paper's ablation tables on your images"),
+    "pack": ("pack", "write a folder of images as WebDataset shards, with hashes"),
     "recipes": ("lists", "list the named settings"),
     "encoders": ("lists", "list the encoders"),
     "methods": ("lists", "list the methods"),
@@ -46,10 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen is None:
         parser.print_help()
         return 0
-    from snclr.errors import UserError
+    from snclr.errors import OtherProcessError, UserError
 
     try:
         return int(arguments.handler(arguments))
+    except OtherProcessError:  # the one that failed prints its reason
+        return 2
     except UserError as error:
         print(f"snclr {chosen}: {error}", file=sys.stderr)
         return 2
@@ -71,7 +78,7 @@ def _parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, str | None]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND ...")  # as wide as the longest command, so that its help stands beside it
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, text) in COMMANDS.items():
         sub = commands.add_parser(

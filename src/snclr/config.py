@@ -1,13 +1,14 @@
 """The settings of a pre-training run: one flat, typed, checked list.
 
-The names are the same in Python, on the command line and in `config.yaml`. A recipe fills in values, a preset fills in
-the method's open choices, and what a person gives wins.
+The names are the same in Python, on the command line and in `config.yaml`. A recipe fills in values, a method puts its
+own paper's before them, a preset fills in SNCLR's open choices, and what a person gives wins.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snclr.errors import UserError
+from snclr.methods import METHOD_SETTINGS, METHODS
 
 
 def _setting(default: Any, help: str, *, choices: tuple[str, ...] | None = None, low: float | None = None) -> Any:
@@ -29,10 +31,10 @@ class PretrainConfig:
     data: str = _setting("", "images: a folder at any depth, a list file, a built-in set's name, or demo")
     out: str = _setting("", "the run folder to write")
     recipe: str = _setting("photos", "named settings to start from; `snclr recipes` lists them")
-    method: str = _setting("snclr", "the self-supervised method", choices=("snclr",))
+    method: str = _setting("snclr", "the method; `snclr methods` lists them and their settings", choices=tuple(METHODS))
     preset: str = _setting(
         "paper",
-        "the method's open choices together: the paper's text, or what the authors' public code computes",
+        "SNCLR's open choices together: the paper's text, or what the authors' public code computes",
         choices=("paper", "released"),
     )
 
@@ -81,16 +83,23 @@ class PretrainConfig:
     queue_dtype: str = _setting("float32", "how the queue stores features", choices=("float32", "float16", "bfloat16"))
     momentum: float = _setting(0.99, "momentum of the second encoder", low=0)
     momentum_schedule: str = _setting("constant", "constant, or a cosine up to 1", choices=("constant", "cosine"))
+    prototypes: int = _setting(512, "directions that features are assigned to (swav, dino)", low=2)
+    freeze_prototypes_epochs: int = _setting(1, "epochs for which the prototypes stay as they start", low=0)
+    teacher_temperature: float = _setting(0.07, "temperature of dino's teacher; its warm-up starts at 0.04")
+    teacher_warmup_epochs: int = _setting(30, "epochs of linear warm-up of the teacher's temperature", low=0)
+    center_momentum: float = _setting(0.9, "momentum of the centre of dino's teacher", low=0)
+    redundancy_weight: float = _setting(0.005, "weight λ of barlowtwins' redundancy term", low=0)
 
-    views: str = _setting("byol", "the two augmentation groups", choices=("byol", "cifar"))
+    views: str = _setting("byol", "the two augmentation groups", choices=("byol", "cifar", "infomin"))
     crop_min: float | None = _setting(None, "smallest share of the image's area in a crop", low=0)
 
     seed: int = _setting(0, "all randomness follows from it", low=0)
     workers: int = _setting(2, "processes that decode images", low=0)
-    precision: str = _setting("32", "numbers the encoders compute with", choices=("32", "bf16", "16"))
+    precision: str = _setting("32", "numbers the encoders compute with", choices=("32", "bf16", "16", "64"))
     accelerator: str = _setting("auto", "what to run on", choices=("auto", "cpu", "cuda", "mps"))
     devices: str = _setting("1", "processes on this machine (a number, or auto: all GPUs)")
     nodes: int = _setting(1, "machines", low=1)
+    timeout: float = _setting(600.0, "seconds after which a silent process ends the run, on all of them", low=5)
     threads: int = _setting(
         0, "threads of a process on the CPU (0: one a core); small encoders gain nothing by more", low=0
     )
@@ -116,8 +125,11 @@ class PretrainConfig:
             )
         if not 0 < self.momentum <= 1:
             raise UserError(f"momentum must lie in (0, 1], not {self.momentum}")
-        if self.temperature <= 0 or self.attention_temperature <= 0:
-            raise UserError("temperature and attention_temperature must be above 0")
+        for name in ("temperature", "attention_temperature", "teacher_temperature"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.center_momentum > 1:
+            raise UserError(f"center_momentum must lie in [0, 1], not {self.center_momentum}")
         if self.crop_min is not None and not 0 < self.crop_min <= 1:
             raise UserError(f"crop_min is a share of the area, in (0, 1], not {self.crop_min}")
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
@@ -130,15 +142,25 @@ class PretrainConfig:
             raise UserError("resume and overwrite were both given: go on with the run, or start it anew?")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for YAML or JSON."""
-        return dataclasses.asdict(self)
+        """Plain values, ready for YAML or JSON; settings that the method does not use are left out."""
+        ignored = METHOD_SETTINGS - METHODS[self.method].settings
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in ignored}
 
 
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("out", "recipe", "preset", "resume", "overwrite", "init_from", "workers", "accelerator", "devices", "nodes"),
-        *("threads", "compile", "checkpoint_every", "keep_checkpoints", "log_every", "max_bad_share", "data"),
+        *(
+            "timeout",
+            "threads",
+            "compile",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "log_every",
+            "max_bad_share",
+            "data",
+        ),
     }
 )  # data: the same images may have moved; their fingerprint is compared instead
 
@@ -156,14 +178,22 @@ METHOD_PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
-    """Recipe, then preset, then what was given: the config of a run.
+FULL_HIDDEN = 4096
+"""Hidden units of the heads in recipes of the paper's size. There a method has its own paper's sizes too. A recipe for
+less data has its own, the same for every method: equal heads for a comparison, and a queue and a momentum that fit."""
 
-    A recipe's warm-up that is as long as the epochs given becomes a tenth of them.
+
+def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
+    """Recipe, then the method's own paper, then preset, then what was given: the config of a run.
+
+    A setting that is given and that the method does not use is refused. A recipe's warm-up that is as long as the
+    epochs given becomes a tenth of them.
 
     >>> config = resolve({"recipe": "cifar", "epochs": 7})
     >>> config.epochs, config.warmup_epochs
     (7, 0.7)
+    >>> resolve({"recipe": "cifar", "method": "simclr"}).temperature  # its paper's
+    0.1
     """
     from snclr.recipes import get_recipe
 
@@ -174,6 +204,12 @@ def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
     given = {name: value for name, value in settings.items() if value is not None}
     recipe = str(given.get("recipe", "photos"))
     values = dict(get_recipe(recipe).settings)
+    method = str(given.get("method", values.get("method", "snclr")))
+    if method in METHODS:  # any other is refused below, among the choices
+        _refuse_unused(method, given)
+        full_size = values.get("hidden", FULL_HIDDEN) >= FULL_HIDDEN
+        values = settings_of(method, values) | METHODS[method].defaults
+        values |= METHODS[method].full_size if full_size else {}
     preset = str(given.get("preset", values.get("preset", "paper")))
     if preset not in METHOD_PRESETS:
         raise UserError(f"preset must be one of {', '.join(METHOD_PRESETS)}, not {preset!r}")
@@ -182,6 +218,28 @@ def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
     if "warmup_epochs" not in given and isinstance(epochs, int) and warmup is not None and warmup >= epochs:
         values["warmup_epochs"] = epochs / 10  # a run made shorter than the recipe's warm-up gets a warm-up to match
     return PretrainConfig(**values)
+
+
+def settings_of(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that mean nothing to the method: so one set of them can serve several methods.
+
+    >>> settings_of("byol", {"neighbors": 30, "dim": 256, "epochs": 100})
+    {'dim': 256, 'epochs': 100}
+    """
+    ignored = METHOD_SETTINGS - METHODS[method].settings
+    return {name: value for name, value in settings.items() if name not in ignored}
+
+
+def _refuse_unused(method: str, given: Mapping[str, Any]) -> None:
+    """A setting that would silently do nothing is a misunderstanding."""
+    unused = [name for name in given if name not in settings_of(method, given)]
+    if unused:
+        own = ", ".join(sorted(METHODS[method].settings)) or "none of its own"
+        users = ", ".join(name for name, info in METHODS.items() if unused[0] in info.settings)
+        raise UserError(
+            f"method {method} does not use {' or '.join(unused)} (used by {users}). Its settings: {own}. Leave the flag"
+            " out, or choose another --method."
+        )
 
 
 def _checked(f: dataclasses.Field[Any], value: Any) -> Any:
@@ -208,9 +266,14 @@ def _checked(f: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
+@functools.cache
+def _type_hints() -> dict[str, Any]:
+    return typing.get_type_hints(PretrainConfig)
+
+
 def field_types(f: dataclasses.Field[Any]) -> tuple[type, ...]:
     """The types a field takes, e.g. (int, NoneType)."""
-    hint = typing.get_type_hints(PretrainConfig)[f.name]
+    hint = _type_hints()[f.name]
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 

@@ -114,6 +114,26 @@ def barrier() -> None:
         dist.barrier()
 
 
+def rejoin_after_restart(backend: str, timeout: timedelta) -> None:
+    """Meet the other processes anew where torchrun has restarted them on one machine; else do nothing.
+
+    torchrun keeps one store for all attempts, and in it the addresses of the attempt before: a process that reads one
+    of them calls a process that is gone (pytorch issue 135712). A prefix for each attempt hides them. On several
+    machines the attempts are not counted alike, so there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 must do it.
+    """
+    env = os.environ
+    restarted = (
+        env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    )
+    if not restarted or env["LOCAL_WORLD_SIZE"] != env["WORLD_SIZE"] or dist.is_initialized():
+        return
+    shared = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), None, False, timeout=timeout)
+    store = dist.PrefixStore(f"snclr/attempt-{env['TORCHELASTIC_RESTART_COUNT']}", shared)
+    dist.init_process_group(
+        backend, store=store, rank=int(env["RANK"]), world_size=int(env["WORLD_SIZE"]), timeout=timeout
+    )
+
+
 def open_store(answer_seconds: float) -> Any:
     """A key-value store kept by process 0, apart from torch's own: a thread may use it while the main waits."""
     host, waiting = os.environ.get("MASTER_ADDR", "127.0.0.1"), timedelta(seconds=answer_seconds)

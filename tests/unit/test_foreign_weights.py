@@ -13,7 +13,7 @@ from snclr.encoders import build_encoder, resolve_encoder
 from snclr.errors import UserError
 from snclr.export.encoder import save_encoder
 from snclr.export.foreign import load_weights, read_weights
-from snclr.train.pretrain import initialise
+from snclr.train.inputs import initialise
 
 
 @pytest.fixture(autouse=True, scope="module")

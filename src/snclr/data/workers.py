@@ -49,11 +49,12 @@ def in_processes(items: Dataset[Item], start: int, stop: int, *, workers: int, p
     running = _run_workers(items, start, stop, workers, pin)
     # At exit Python would send SIGTERM to the workers and wait; they ignore it, so they must be told to stop before.
     atexit.register(running.close)
+    unregister = atexit.unregister  # by a name of its own: an iterator left open ends after the modules' names are gone
     try:
         yield from running
     finally:
         running.close()
-        atexit.unregister(running.close)
+        unregister(running.close)
 
 
 def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin: bool) -> Generator[Item, None, None]:

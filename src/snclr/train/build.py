@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 
 import torch
 
@@ -10,9 +11,8 @@ from snclr.config import PretrainConfig
 from snclr.data.views import VIEW_GROUPS, ViewSettings
 from snclr.encoders import EncoderSpec, build_encoder, resolve_encoder
 from snclr.errors import UserError
-from snclr.heads import mlp
-from snclr.methods.snclr import SNCLR
-from snclr.soft_neighbors import SoftNeighborLoss, SoftNeighborSettings
+from snclr.methods import METHODS
+from snclr.methods.base import Method
 
 
 def encoder_spec(config: PretrainConfig) -> EncoderSpec:
@@ -27,43 +27,25 @@ def encoder_spec(config: PretrainConfig) -> EncoderSpec:
     )
 
 
-def build_method(config: PretrainConfig, spec: EncoderSpec) -> SNCLR:
-    """The method with fresh weights, which depend on the seed alone."""
+def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None = None) -> Method:
+    """The method with fresh weights, which depend on the seed alone.
+
+    `classes` is how many the data has, None without labels; only a method that learns from labels looks at it.
+    """
+    info = METHODS[config.method]
+    page = importlib.import_module(f"snclr.methods.{info.module}")
+    settings = {name: getattr(config, name) for name in info.settings - {"preset"}}  # a preset names settings
+    if info.needs_labels:
+        if classes is None:
+            raise UserError(
+                f"method {config.method} learns from labels, and {config.data or 'the data'} has none: put the images"
+                " of each class into a folder of its own, or choose another --method"
+            )
+        settings["classes"] = classes
     torch.manual_seed(config.seed)
     encoder = build_encoder(spec)
-    head = {"final_bn": config.final_bn}
-    projector = mlp(spec.num_features, config.hidden, config.dim, layers=config.projector_layers, **head)
-    predictor = mlp(config.dim, config.hidden, config.dim, layers=config.predictor_layers, **head)
-    criterion = SoftNeighborLoss(
-        config.dim, config.queue_length, soft_neighbor_settings(config), queue_dtype=getattr(torch, config.queue_dtype)
-    )
-    return SNCLR(
-        encoder,
-        projector,
-        predictor,
-        criterion,
-        momentum=config.momentum,
-        momentum_schedule=config.momentum_schedule,
-        push=config.push,
-        neighbor_free_epochs=config.neighbor_free_epochs,
-    )
-
-
-def soft_neighbor_settings(config: PretrainConfig) -> SoftNeighborSettings:
-    """The method's part of the settings."""
-    gamma = config.gamma
-    return SoftNeighborSettings(
-        neighbors=config.neighbors,
-        tau=config.temperature,
-        form=config.loss_form,
-        sides=config.sides,
-        gamma="max" if isinstance(gamma, str) else gamma,
-        weights=config.weights,
-        attention=config.attention,
-        attention_temperature=config.attention_temperature,
-        attention_gradient=config.attention_gradient,
-        times_2tau=config.times_2tau,
-    )
+    method: Method = page.build(encoder, spec.num_features, **settings)
+    return method
 
 
 def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ViewSettings]:

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from snclr.errors import UserError
 
@@ -77,17 +78,25 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
     >>> write_atomic(place, "hello"); place.read_text()
     'hello'
     """
-    path = Path(path)
     data = content.encode() if isinstance(content, str) else content
+    with replacing(path, len(data)) as file:
+        write_all(file.fileno(), data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path | str, size: int) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` when the block ends well, for what is too large to hold twice.
+
+    `size` is about how many bytes it will have, for the message of a full disk.
+    """
+    path = Path(path)
     partial = partial_path(path)
-    with explain_full_disk(path, len(data)):
+    with explain_full_disk(path, size):
         try:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            try:
-                write_all(fd, data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from snclr.config import PretrainConfig
+from snclr.distributed import rejoin_after_restart
 from snclr.errors import UserError
 
 PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
@@ -84,11 +85,13 @@ def start(
         strategy=strategy if local * nodes > 1 else "auto",
     )
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # who was started is our own lines' business
+    if local * nodes > 1:
+        rejoin_after_restart("gloo" if accelerator == "cpu" else "nccl", datetime.timedelta(seconds=timeout))
     fabric.launch()
     return fabric
 
 
-def _without_buffer_sync() -> dict[str, bool]:
+def _without_buffer_sync() -> dict[str, Any]:
     """The queue is the same on every process by construction: sending it with each step would be waste."""
     from torch.nn.parallel import DistributedDataParallel
 

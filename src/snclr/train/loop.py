@@ -85,7 +85,7 @@ def train(t: Training, *, start_step: int, metrics: MetricsLog | None, progress:
         if step % save_every == 0:
             _save(t, step, metrics)
             saved = step
-    batches.close()  # its workers end here, not whenever the generator is collected
+    del batches  # ends the workers before the last checkpoint is written
     if saved != step:
         _save(t, step, metrics)
     return step
@@ -203,7 +203,8 @@ def _refuse_nonfinite(t: Training, batch: Batch, loss: Tensor, gradient_norm: fl
 def _measure(t: Training, batch: Batch, output: StepOutput) -> dict[str, float]:
     """Loss and health of the whole batch: what one process would have measured, however many share it."""
     loss = sum_over_processes(output.loss.detach().clone()) / t.fabric.world_size
-    whole = StepOutput(loss, *(None if part is None else gather(part) for part in output[1:]))
+    rest = {name: part for name, part in output._asdict().items() if name != "loss" and part is not None}
+    whole = StepOutput(loss=loss, **{name: gather(part) for name, part in rest.items()})
     values = {"loss": float(loss), **health(whole, t.label_of_id, gather(batch.ids))}
     return values if t.core.queue is None else {**values, "queue_fill": len(t.core.queue) / t.core.queue.length}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,16 +15,16 @@ import yaml
 
 from snclr.config import PretrainConfig, resolve
 from snclr.data.loader import Skip, ViewLoader
-from snclr.data.sources import Source, open_source
-from snclr.distributed import broadcast_object, broadcast_tensors, gather_objects, together
+from snclr.data.sources import Source
+from snclr.distributed import broadcast_object, together
 from snclr.encoders import EncoderSpec
 from snclr.errors import UserError
 from snclr.export.encoder import save_encoder
-from snclr.export.foreign import read_weights
 from snclr.sync_batch_norm import synchronise_batch_norm
 from snclr.train import state
 from snclr.train.build import build_method, encoder_spec, view_groups
-from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from snclr.train.checkpoint import Checkpoint, save_checkpoint
+from snclr.train.inputs import check_data, count_classes, find_checkpoint, initialise, open_data
 from snclr.train.launch import launch
 from snclr.train.loop import Training, train
 from snclr.train.metrics import MetricsLog
@@ -81,11 +80,11 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
 
 def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
     # All that can fail on bad input comes before the folder: a mistyped name leaves nothing behind.
-    source = _open_data(config.data, fabric)
+    source = open_data(config.data, fabric)
     with together():
         loader = build_loader(config, source, fabric)
         spec = encoder_spec(config)
-        method = build_method(config, spec, classes=_count_classes(source))
+        method = build_method(config, spec, classes=count_classes(source))
         fresh = not (config.resume and any(RunFolder(config.out).checkpoints.glob("step-*")))
         if config.init_from is not None and fresh:
             initialise(method.encoders, spec, config.init_from, quiet=quiet)
@@ -94,47 +93,10 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
         if fabric.is_global_zero:  # it alone holds the lock
             run = RunFolder.create(config.out, resume=config.resume, overwrite=config.overwrite)
     with run as folder, _log_file(folder, enabled=fabric.is_global_zero):
-        checkpoint = _find_checkpoint(folder, fabric) if config.resume else None
+        checkpoint = find_checkpoint(folder, fabric) if config.resume else None
         training = _prepare(config, fabric, folder, source, loader, method, checkpoint)
         with _threads(config.threads):
             return _run(training, spec, checkpoint, quiet=quiet)
-
-
-def _open_data(data: str, fabric: Any) -> Source:
-    """The training images: one process of each machine opens them first, and so downloads and indexes them once."""
-    source: Source | None = None
-    for first in (True, False):
-        with together():
-            if (fabric.local_rank == 0) is first:
-                source = open_source(data, split="train", download=True)
-    assert source is not None, "one of the two turns is this process's"
-    prints = gather_objects(source.fingerprint())
-    if len(set(prints)) > 1:
-        other = next(rank for rank, text in enumerate(prints) if text != prints[0])
-        raise UserError(
-            f"process {other} sees other images in {data} than process 0; give every machine the same data, in the same"
-            " place"
-        )
-    return source
-
-
-def _find_checkpoint(folder: RunFolder, fabric: Any) -> Checkpoint | None:
-    """The last whole checkpoint, read by process 0 and sent to all: they go on from one state, shared disk or not."""
-    found = None
-    with together():
-        if fabric.is_global_zero:
-            found = latest_checkpoint(folder.checkpoints, _warn)
-    facts = broadcast_object(None if found is None else (found.path, found.step, found.info))
-    if facts is None:
-        return None
-    tensors = broadcast_tensors(None if found is None else found.tensors, fabric.device)
-    path, step, info = facts
-    return Checkpoint(path=path, step=step, tensors=tensors, info=info)
-
-
-def _count_classes(source: Source) -> int | None:
-    """How many classes the labels have, where there are labels."""
-    return None if source.labels is None or len(source.labels) == 0 else int(source.labels.max()) + 1
 
 
 def build_loader(config: PretrainConfig, source: Source, fabric: Any) -> ViewLoader:
@@ -181,7 +143,7 @@ def _prepare(
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     fingerprint = source.fingerprint()
     if checkpoint is not None:
-        _check_data(checkpoint, fingerprint, config)
+        check_data(checkpoint, fingerprint, config)
         state.restore(checkpoint.tensors, checkpoint.info["optimizer"], method, optimizer)
         fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
         loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
@@ -241,26 +203,6 @@ def _opening(t: Training, start: int) -> str:
     return line
 
 
-def initialise(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, init_from: str, *, quiet: bool) -> None:
-    """Start from another run or a weights file: every copy gets the weights. What was loaded is said and logged."""
-    weights = read_weights(init_from, spec)
-    for encoder in encoders:
-        encoder.load_state_dict(weights.state)
-    _log.info(weights.report)
-    if not quiet:
-        print(weights.report, file=sys.stderr)
-        for text in weights.warnings:
-            _warn(text)
-
-
-def _check_data(checkpoint: Checkpoint, fingerprint: str, config: PretrainConfig) -> None:
-    if checkpoint.info["data"] != fingerprint:
-        raise UserError(
-            f"the images of {config.data} are not those the run was trained on (names or number have changed), so it"
-            " cannot go on as if nothing had happened. Restore the data, or start a new run with --init-from."
-        )
-
-
 def _origin(config: PretrainConfig, step: int) -> dict[str, Any]:
     """Where the weights come from, for config.json."""
     keep = ("method", "recipe", "data", "epochs", "batch_size", "seed")
@@ -300,8 +242,3 @@ def _log_file(run: RunFolder, *, enabled: bool) -> Iterator[None]:
         _log.removeHandler(handler)
         _log.setLevel(before)
         handler.close()
-
-
-def _warn(text: str) -> None:
-    _log.warning(text)
-    print(f"warning: {text}", file=sys.stderr)

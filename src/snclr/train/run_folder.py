@@ -24,12 +24,13 @@ FIGURES = "figures"
 REPORT = "report.html"
 EXPORT = "export"
 NONFINITE = "nonfinite.json"
+EVALUATION = "evaluation"
 LOCK = ".snclr-run.lock"
 """Also the mark of a run folder. Never deleted: two runs could otherwise lock two different files of one name."""
 
 CONTENTS = (  # checkpoints first: a folder whose deletion was cut short must not be resumed from
     *(CHECKPOINTS, ENCODER_WEIGHTS, ENCODER_CONFIG, METRICS, TENSORBOARD, LOG, SKIPPED, RESULTS, FIGURES, REPORT),
-    *(EXPORT, NONFINITE, CONFIG),
+    *(EXPORT, NONFINITE, EVALUATION, CONFIG),
 )
 """Every name a run writes. `overwrite` deletes these, and what `FINETUNED` matches, and nothing else."""
 FINETUNED = "finetune-*"
@@ -60,6 +61,7 @@ class RunFolder:
         self.report = self.path / REPORT
         self.export = self.path / EXPORT
         self.nonfinite = self.path / NONFINITE
+        self.evaluation = self.path / EVALUATION
         self.lock = FileLock(self.path / LOCK)
 
     @classmethod

@@ -24,7 +24,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings in a run's config.yaml."""
     try:
         saved = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    # PyYAML's safe loader also lets errors of its constructors out: of a date, of a number too long, of deep nesting.
+    except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not hold the settings of a run; restore it or start a new run")
@@ -63,6 +64,7 @@ def load_method(run_path: str | Path, device: torch.device | None = None) -> tup
             f"{run.path} has no checkpoint yet: train first, or go on with snclr pretrain --resume --out {run.path}"
         )
     spec = encoder_spec(config)
-    method = build_method(config, spec)
+    classifier = checkpoint.tensors.get("method/classifier.weight")  # of a method that learns from labels
+    method: Any = build_method(config, spec, classes=None if classifier is None else len(classifier))
     state.load_method_state(checkpoint.tensors, method)
     return method.to(device or torch.device("cpu")).eval(), config, spec

@@ -16,7 +16,8 @@ requeue on: 143, "stopped by the scheduler, resumable"; 130 is "stopped by a per
 class StopRequest:
     """Within the block the three signals only note that a stop was asked for; the loop looks at `requested` each step.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. Off the main thread the block changes nothing (Python allows no
+    A second Ctrl-C raises KeyboardInterrupt at once, except under torchrun: there one comes from the terminal and one
+    from the launcher, which is nobody's impatience. Off the main thread the block changes nothing (Python allows no
     handlers there). A SIGINT that was ignored on entry stays ignored: a script's background job is not the terminal's.
     In a forked child the handlers do nothing, so that data workers outlive the signal sent to the whole group.
 
@@ -70,5 +71,5 @@ class StopRequest:
         self.request(signum)
         if signum == signal.SIGINT:
             self._interrupts += 1
-            if self._interrupts > 1:
+            if self._interrupts > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise KeyboardInterrupt

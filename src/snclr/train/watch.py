@@ -3,6 +3,9 @@
 Each process sends a sign of life every second to a small store kept by process 0. Process 0 notices who has been
 silent for too long and tells all; the others notice when the store itself is silent. All end, and say who was missing.
 This does not depend on what the processes were doing when one stopped, nor on the backend they talk through.
+
+One thread talks to the store and another decides. A store's own timeout is no help where the network is cut: the client
+gives up waiting, tells the store so, and then waits for the answer to that without any limit.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Watch:
         self._rank, self._size = rank_and_size()
         self._store: Any = None
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._heard = True  # whether the store has answered since the last look
+        self._threads: list[threading.Thread] = []
         self._parent = os.getppid() if _has_launcher() else None
 
     def __enter__(self) -> Watch:
@@ -48,51 +52,72 @@ class Watch:
             if self._rank == 0:
                 self._store.set("verdict", "")
             barrier()  # every key is there before anyone asks for it
-            self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-            self._thread.start()
+            self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._guard)]
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=2 * BEAT_SECONDS)
+        for thread in self._threads:
+            thread.join(timeout=2 * BEAT_SECONDS)
         self._store = None
 
     def silent(self) -> list[int]:
         """The processes that show no life now: found in a few seconds, for an error that another's end may explain."""
         if self._store is None:
             return []
-        try:
-            before = self._beats()
-            time.sleep(3 * BEAT_SECONDS)
-            after = self._beats()
-        except Exception:  # whatever the store's failure is called, it is kept by process 0
-            return [0]
-        return [rank for rank in range(self._size) if before[rank] == after[rank] and rank != self._rank]
+        found: list[list[int]] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # torch raises several kinds
+                before = self._beats()
+                time.sleep(3 * BEAT_SECONDS)
+                now = self._beats()
+                found.append([rank for rank in range(self._size) if before[rank] == now[rank] and rank != self._rank])
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(3 * BEAT_SECONDS + _ANSWER_SECONDS)
+        return found[0] if found else [0]  # the store failed or did not answer, and process 0 keeps it
 
     def _beats(self) -> list[bytes]:
         return [self._store.get(f"beat/{rank}") for rank in range(self._size)]
 
-    def _run(self) -> None:
-        count, answered = 0, time.monotonic()
+    def _talk(self) -> None:
+        """Show life and hear how the others are; a call may fail, or never come back."""
+        count = 0
         last: dict[int, tuple[bytes, float]] = {}
         while not self._stop.wait(BEAT_SECONDS):
-            if self._parent is not None and os.getppid() != self._parent:
-                self._leave_as_orphan()
-                return
             count += 1
             try:
                 self._store.set(f"beat/{self._rank}", str(count))
                 verdict = self._judge(last) if self._rank == 0 else self._verdict()
-                answered = time.monotonic()
-            except Exception as error:  # torch raises several kinds
-                verdict = None
-                if time.monotonic() - answered > self._timeout:
-                    verdict = f"process 0 has not answered for {self._timeout:g} seconds ({type(error).__name__})"
-            if verdict is not None and not self._stop.is_set():
-                _end(f"{verdict}; this is process {self._rank} on {socket.gethostname()}, which ends too")
+            except Exception:  # torch raises several kinds; the other thread notices the silence
+                continue
+            self._heard = True
+            self._end_by(verdict)
+
+    def _guard(self) -> None:
+        """End when the store has been silent for too long, or the launcher is gone.
+
+        Time is counted in looks, not by the clock: a process that was itself stopped for an hour heard nothing then.
+        """
+        silence = 0.0
+        while not self._stop.wait(BEAT_SECONDS):
+            if self._parent is not None and os.getppid() != self._parent:
+                self._leave_as_orphan()
+                return
+            silence = 0.0 if self._heard else silence + BEAT_SECONDS
+            self._heard = False
+            if silence > self._timeout:
+                self._end_by(f"process 0 has not answered for {self._timeout:g} seconds")
+
+    def _end_by(self, verdict: str | None) -> None:
+        if verdict is not None and not self._stop.is_set():
+            _end(f"{verdict}; this is process {self._rank} on {socket.gethostname()}, which ends too")
 
     def _judge(self, last: dict[int, tuple[bytes, float]]) -> str | None:
         """On process 0: who has been silent for too long? The others are told."""

@@ -1,0 +1,78 @@
+"""Seconds a step and memory of a setting: some steps as in training, with a full queue, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+WARM_UP = 3
+"""Steps before the clock starts: the first ones allocate, and wait for the loader's processes."""
+
+
+def measure_cost(given: dict[str, Any], *, steps: int) -> dict[str, Any]:
+    """Train `steps` steps by the real loop's step on real views; the median second, the queue's size, the peak.
+
+    The queue is filled with random features first, so that every search runs over its whole length.
+    """
+    import torch
+
+    from snclr.comparison.worker import peak_memory
+    from snclr.config import resolve
+    from snclr.data.sources import open_source
+    from snclr.train.loop import training_step
+
+    config = resolve({**given, "out": "unused"})
+    t = _training(config, open_source(config.data, split="train", download=True))
+    queue = t.core.queue
+    if queue is not None:
+        generator = torch.Generator().manual_seed(config.seed)
+        filler = torch.randn(queue.length, queue.features.shape[1], generator=generator)
+        queue.push(filler.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    spent: list[float] = []
+    with contextlib.closing(t.loader.batches(0, WARM_UP + steps)) as batches:
+        for batch in batches:
+            began = time.perf_counter()
+            training_step(t, batch)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            spent.append(time.perf_counter() - began)
+    measured = sorted(spent[WARM_UP:])
+    queue_mb = 0.0 if queue is None else queue.features.nbytes / 1e6
+    return {
+        "numbers": {"seconds_per_step": measured[len(measured) // 2]},
+        "protocols": {"cost": f"median of {steps} steps after {WARM_UP}, full queue, without waiting for views"},
+        "cost": {"seconds": round(sum(spent), 3), "queue_mb": round(queue_mb, 3), "steps": steps, **peak_memory()},
+    }
+
+
+def _training(config: Any, source: Any) -> Any:
+    """A run's objects, ready for its first step, without a run folder."""
+    import torch
+
+    from snclr.train.build import build_method, encoder_spec
+    from snclr.train.launch import launch
+    from snclr.train.loop import Training
+    from snclr.train.optim import build_optimizer, scaled_lr
+    from snclr.train.pretrain import build_loader
+    from snclr.train.run_folder import RunFolder
+
+    fabric = launch(config)
+    loader = build_loader(config, source, fabric)
+    classes = None if source.labels is None or not len(source.labels) else int(source.labels.max()) + 1
+    method: Any = build_method(config, encoder_spec(config), classes=classes)
+    method.to(fabric.device)
+    method.to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(
+        config.optimizer, method.named_parameters(), lr=scaled_lr(config.lr, config.batch_size),
+        weight_decay=config.weight_decay,
+    )  # fmt: skip
+    method.train()
+    wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
+    labels = None
+    return Training(
+        config, fabric, wrapped, method, wrapped_optimizer, loader, RunFolder(config.out), len(source), labels,
+        lambda step: None,
+    )  # fmt: skip

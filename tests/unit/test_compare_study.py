@@ -1,0 +1,382 @@
+"""Studies with stand-ins for the processes of their runs: what is made, kept, repeated, reported."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_run
+from PIL import Image
+
+from snclr.commands import ablate as ablate_command
+from snclr.commands import compare as compare_command
+from snclr.commands.ablate import ablate
+from snclr.commands.compare import compare
+from snclr.comparison import runner
+from snclr.comparison.plan import TUNE_SEED
+from snclr.comparison.store import Records, thinned
+from snclr.errors import UserError
+from snclr.report import comparison_figure
+
+WHERE = {"device": "a processor", "threads": 1, "jobs": 1}
+
+
+class Workers:
+    """Stands in for `start_worker`: a run ends at once with a record made from its settings, or fails."""
+
+    def __init__(self) -> None:
+        self.started: list[dict] = []
+        self.failing = lambda settings: False
+
+    def __call__(self, job: Path, log: Path) -> Finished:
+        job = json.loads(job.read_text())
+        self.started.append(job)
+        if self.failing(job["settings"]):
+            log.write_text("Traceback\nMemoryError: too large\n")
+            return Finished(1)
+        cost = {"seconds": 10.0 + job["settings"]["seed"] % 10, "peak_mb": 100.0, "memory": "process", "queue_mb": 0.5}
+        record = {
+            "schema": 1, "key": job["key"], "settings": job["settings"], "data": job["data"], "cost": cost,
+            "numbers": numbers(job), "protocols": {"knn": "kNN: by votes"}, "where": WHERE,
+            "series": {"step": [1, 2, 3], "epoch": [0.5, 1.0, 2.0], "same_class": [None, 0.2, 0.4]},
+        }  # fmt: skip
+        path = Path(job["record"])
+        Records(path.parent.parent).write(record, path)
+        return Finished(0)
+
+
+class Finished:
+    stdin = None
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+def numbers(job: dict) -> dict[str, float]:
+    s = job["settings"]
+    if job["evaluation"]["kind"] == "cost":
+        return {"seconds_per_step": 0.1 + s["queue_length"] / 1e6}
+    better = 0.05 + s["seed"] % 7 * 0.0005 if s.get("sides") == "both" else 0.0
+    knn = 0.6 + better + s["seed"] % 7 * 0.001 - abs(s["lr"] - 0.03)
+    return {"knn": knn} if job["evaluation"]["kind"] == "validation" else {"knn": knn, "linear": knn + 0.02}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    tiny_run.write_images(folder / "train")
+    tiny_run.write_images(folder / "test", each=4, seed=1)
+    return folder
+
+
+@pytest.fixture
+def figures() -> None:
+    """Tests that ask for this draw the figures; the others are quicker without."""
+
+
+@pytest.fixture
+def workers(monkeypatch, request) -> Workers:
+    made = Workers()
+    monkeypatch.setattr(runner, "start_worker", made)
+    if "figures" not in request.fixturenames:
+        monkeypatch.setattr(comparison_figure, "draw_comparison", lambda *_: None)
+        monkeypatch.setattr(comparison_figure, "draw_purity", lambda *_: False)
+    return made
+
+
+@pytest.fixture
+def common(images, tmp_path) -> dict:
+    return {
+        "data": str(images),
+        "out": tmp_path / "out",
+        "recipe": "demo",
+        "batch_size": 16,
+        "epochs": 2,
+        "quiet": True,
+    }
+
+
+TWO = "snclr,snclr:sides=neither"
+
+
+def test_every_row_and_seed_is_one_run(workers, common):
+    found = compare(methods=TWO, seeds=3, **common)
+    assert found["exit_code"] == 0
+    asked = [(job["settings"]["sides"], job["settings"]["seed"]) for job in workers.started]
+    assert asked == [(side, seed) for seed in range(3) for side in ("both", "neither")]
+    one = {json.dumps({**job["settings"], "sides": "", "seed": 0}) for job in workers.started}
+    assert len(one) == 1  # nothing else differs
+    first, second = found["rows"]
+    assert first["knn"]["mean"] - second["knn"]["mean"] == pytest.approx(0.0505)
+    assert second["knn_difference"]["by_seed"] == pytest.approx({0: -0.05, 1: -0.0505, 2: -0.051})
+    assert second["linear_difference"]["verdict"] == "lower"
+    assert first["seconds"]["mean"] == pytest.approx(11)
+    assert first["purity"]["mean"] == pytest.approx(0.4)
+
+
+def test_finished_runs_are_recognised_and_none_is_repeated(workers, common):
+    compare(methods=TWO, seeds=2, **common)
+    assert len(workers.started) == 4
+    again = compare(methods=TWO, seeds=2, **{**common, "workers": 5})
+    assert len(workers.started) == 4
+    assert [row["seeds"] for row in again["rows"]] == [[0, 1], [0, 1]]
+    compare(methods=TWO + ",snclr:weights=hard", seeds=3, **common)  # a row and a seed more
+    assert len(workers.started) == 4 + 2 + 3
+    compare(methods=TWO, seeds=2, **{**common, "epochs": 3})  # other settings are other runs
+    assert len(workers.started) == 13
+
+
+def test_moved_data_are_the_same_and_other_data_are_not(workers, common, images, tmp_path):
+    compare(methods="snclr", seeds=1, **common)
+    tiny_run.write_images(tmp_path / "fewer" / "train", each=10)
+    tiny_run.write_images(tmp_path / "fewer" / "test", each=4)
+    compare(methods="snclr", seeds=1, **{**common, "data": str(tmp_path / "fewer")})
+    (tmp_path / "link").symlink_to(images)
+    compare(methods="snclr", seeds=1, **{**common, "data": str(tmp_path / "link")})
+    assert len(workers.started) == 2
+
+
+def test_a_damaged_record_is_made_again(workers, common, caplog):
+    compare(methods="snclr", seeds=1, **common)
+    (record,) = (common["out"] / "results" / "runs").glob("*.json")
+    record.write_text(record.read_text()[:100])
+    compare(methods="snclr", seeds=1, **common)
+    assert len(workers.started) == 2
+    assert "cannot be read" in caplog.text
+
+
+def test_a_failed_run_is_reported_and_the_others_go_on(workers, common):
+    workers.failing = lambda s: s["sides"] == "neither" and s["seed"] == 0
+    found = compare(methods=TWO, seeds=2, **common)
+    assert found["exit_code"] == 1
+    assert len(workers.started) == 4
+    ((title, reason),) = found["failed"].items()
+    assert title == "snclr:sides=neither, seed 0"
+    assert "MemoryError: too large" in reason
+    assert found["rows"][1]["missing"] == [0]
+    assert any("not finished" in note for note in found["notes"])
+    workers.failing = lambda s: False
+    assert compare(methods=TWO, seeds=2, **common)["exit_code"] == 0
+    assert len(workers.started) == 5  # that one alone
+
+
+def test_tuning_is_equal_for_all_and_never_sees_the_test(workers, common):
+    found = compare(methods=TWO, seeds=1, tune=["lr=0.01,0.03,0.1"], **common)
+    trials = [job for job in workers.started if job["evaluation"]["kind"] == "validation"]
+    assert [(j["settings"]["sides"], j["settings"]["lr"]) for j in trials] == [
+        (side, lr) for side in ("both", "neither") for lr in (0.01, 0.03, 0.1)
+    ]
+    assert {job["settings"]["seed"] for job in trials} == {TUNE_SEED}
+    finals = [job for job in workers.started if job["evaluation"]["kind"] == "test"]
+    assert [job["settings"]["lr"] for job in finals] == [0.03, 0.03]
+    assert found["rows"][0]["tuned"] == {"lr": 0.03}
+    assert any("the same 3 trials (lr in {0.01, 0.03, 0.1})" in line for line in found["protocol"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"methods": "snclr:lr=1", "tune": ["lr=1,2"]}, "leave one of them out"),
+        ({"methods": "byol", "neighbors": 5}, "none of the methods .byol. uses neighbors"),
+        ({"methods": "nosuch"}, "method must be one of"),
+        ({"methods": "snclr,supervised", "tune": ["lr=1,2"]}, "very labels"),
+        ({"seed": 1}, "use --seeds"),
+        ({"method": "snclr"}, "use --methods"),
+        ({"resume": True}, "goes on by itself"),
+        ({"jobs": 0}, "--jobs"),
+        ({"data": ""}, "data is missing"),
+        ({"epoch": 3}, "did you mean 'epochs'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(workers, common, more, message):
+    with pytest.raises(UserError, match=message):
+        compare(**{"methods": "snclr", "seeds": 1, **common, **more})
+    assert not workers.started
+
+
+def test_images_without_labels_are_refused_at_once(workers, common, tmp_path):
+    for number in range(20):
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / "plain" / f"{number}.png")
+    with pytest.raises(UserError, match="have no labels"):
+        compare(methods="snclr", seeds=1, **{**common, "data": str(tmp_path / "plain")})
+
+
+def test_held_out_test_images_are_confessed(workers, common, images):
+    found = compare(methods="snclr", seeds=1, **{**common, "data": str(images / "train")})
+    assert any("seen in pre-training" in note for note in found["notes"])
+
+
+def test_what_learns_from_labels_needs_a_test_part_of_its_own(workers, common, images):
+    with pytest.raises(UserError, match="labels of the test images"):
+        compare(methods="snclr,supervised", seeds=1, **{**common, "data": str(images / "train")})
+    compare(methods="snclr,supervised", seeds=1, **common)
+    assert len(workers.started) == 2
+
+
+def test_a_common_setting_reaches_the_methods_that_use_it(workers, common):
+    found = compare(methods="snclr,byol", seeds=1, neighbors=7, **common)
+    first, second = (job["settings"] for job in workers.started)
+    assert first["neighbors"] == 7
+    assert "neighbors" not in second
+    assert any("snclr:" in line and "neighbors=7" in line for line in found["protocol"])
+
+
+def test_no_place_of_this_machine_is_kept(workers, common, images, tmp_path):
+    compare(methods=TWO, seeds=1, **common)
+    kept = [*(common["out"] / "results").rglob("*.json"), common["out"] / "compare.md", common["out"] / "compare.json"]
+    assert len(kept) == 5
+    assert not [path for path in kept if str(images.parent) in path.read_text() or str(tmp_path) in path.read_text()]
+
+
+# ---- the five tables
+
+
+def test_tables_share_runs(workers, common):
+    ablate(table="positiveness", seeds=1, **common)
+    assert len(workers.started) == 3
+    ablate(table="sides", seeds=1, **common)
+    assert len(workers.started) == 3 + 2  # neither and both are there
+    study = Records(common["out"] / "results").read_study("ablate-sides")
+    assert [row["label"] for row in study["rows"]] == ["no neighbours", "positives only", "negatives only", "both"]
+
+
+def test_the_table_of_costs(workers, common):
+    found = ablate(table="cost", values="20,40", seeds=2, steps=3, **common)
+    assert {job["evaluation"]["kind"] for job in workers.started} == {"cost"}
+    assert [row["label"] for row in found["rows"]] == ["no neighbours", "Q = 20", "Q = 40"]
+    text = Path(found["files"]["markdown"]).read_text()
+    assert "| Q = 40 | 0.50 | 100.0 ± 0.0 | +0.0 | 0.1000 ± 0.0000 | +0.0% |" in text
+
+
+# ---- what a person sees
+
+
+def parsed(module, words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser, "x")
+    return parser.parse_args(words)
+
+
+def test_the_command_prints_tables_and_files(workers, figures, common, capsys, images):
+    words = ["--methods", TWO, "--seeds", "3", "--data", str(images), "--out", str(common["out"])]
+    a = parsed(compare_command, [*words, "--recipe", "demo", "--batch-size", "16", "--epochs", "2"])
+    assert a.handler(a) == 0
+    text = capsys.readouterr().out
+    assert "62.55 ± 0.15" in text
+    assert "57.50 ± 0.10" in text
+    assert "-5.05 ± 0.05  -5.17 to -4.93    lower" in text
+    for name in ("compare.md", "compare.json", "compare.png", "compare-purity.png"):
+        assert (common["out"] / name).stat().st_size > 100, name
+    a = parsed(compare_command, [*words, "--recipe", "demo", "--batch-size", "16", "--epochs", "2", "--json"])
+    assert a.handler(a) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["seeds"] == [0, 1, 2]
+
+
+def test_a_dry_run_writes_nothing(workers, common, capsys, images):
+    words = ["--table", "sides", "--seeds", "2", "--data", str(images), "--out", str(common["out"]), "--dry-run"]
+    a = parsed(ablate_command, [*words, "--recipe", "demo", "--batch-size", "16"])
+    assert a.handler(a) == 0
+    text = capsys.readouterr().out
+    assert text.count("to make ") == 8
+    assert "hours" in text
+    assert not common["out"].exists()
+    assert len(workers.started) == 1  # the few steps it estimates from
+
+
+def test_a_second_comparison_in_the_same_place_is_refused(workers, common):
+    from snclr.train.durable import FileLock
+
+    common["out"].mkdir()
+    lock = FileLock(common["out"] / ".snclr-compare.lock")
+    assert lock.acquire()
+    with pytest.raises(UserError, match="another comparison is running"):
+        compare(methods="snclr", seeds=1, **common)
+    lock.release()
+
+
+def test_a_long_series_is_thinned_by_means():
+    lines = [{"step": s, "epoch": s / 10, "loss": float(s), "same_class": 0.5} for s in range(1, 1001)]
+    series = thinned([{"step": 0, "epoch": 0.0, "loss": None}, *lines], points=50)
+    assert len(series["loss"]) == 50
+    assert series["step"][-1] == 1000
+    assert sum(series["loss"]) / 50 == pytest.approx(500, abs=1)
+
+
+# ---- real processes, without torch
+
+
+SLEEPER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_reaches_the_runs_once_and_the_same_command_goes_on(monkeypatch, common, tmp_path, number, code):
+    started = []
+
+    def start(job: Path, log: Path) -> subprocess.Popen[bytes]:
+        mark = tmp_path / f"started-{len(started)}"
+        words = [sys.executable, "-c", SLEEPER, str(mark)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+        while not mark.exists():
+            assert process.poll() is None
+        started.append(process)
+        os.kill(os.getpid(), number)
+        return process
+
+    monkeypatch.setattr(runner, "start_worker", start)
+    found = compare(methods=TWO, seeds=2, **common)
+    assert found["exit_code"] == code
+    assert not found["failed"]
+    assert [process.returncode for process in started] == [143]
+    workers = Workers()
+    monkeypatch.setattr(runner, "start_worker", workers)
+    assert compare(methods=TWO, seeds=2, **common)["exit_code"] == 0
+    assert len(workers.started) == 4
+
+
+# ---- the page of results
+
+
+def script():
+    path = Path(__file__).resolve().parents[2] / "scripts" / "build_results.py"
+    spec = importlib.util.spec_from_file_location("build_results", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_rebuilt_from_the_records(workers, figures, common, tmp_path, capsys):
+    compare(methods=TWO, seeds=2, **common)
+    page = tmp_path / "docs" / "results.md"
+    page.parent.mkdir()
+    marks = "".join(f"<!-- {m} -->\nold\n<!-- end -->\n\n" for m in ("table: compare", "figure: compare", "cost"))
+    page.write_text(f"# Results\n\n{marks}Words that stay.\n")
+    flags = ["--results", str(common["out"] / "results"), "--page", str(page)]
+    assert script().main([*flags, "--check"]) == 1
+    assert script().main(flags) == 0
+    text = page.read_text()
+    assert "| snclr:sides=neither | 57.45 ± 0.07 | 59.45 ± 0.07 |" in text
+    assert "old" not in text
+    assert "Words that stay." in text
+    assert "| compare | 4 | 0.01 |" in text
+    assert "snclr compare --methods snclr,snclr:sides=neither --seeds 2 --data" in text
+    assert (page.parent / "figures" / "compare.png").stat().st_size > 100
+    assert script().main([*flags, "--check"]) == 0
+    page.write_text(text.replace("table: compare", "table: nothing"))
+    assert script().main(flags) == 2
+    assert "there are: compare" in capsys.readouterr().err

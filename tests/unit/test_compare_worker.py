@@ -1,0 +1,138 @@
+"""One run as its process does it, here in the test's own process; and how that process ends with its parent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import tiny_run
+
+from snclr.comparison import worker
+from snclr.comparison.plan import Entry, Evaluation, make_run
+from snclr.comparison.store import Records
+from snclr.data import splits
+from snclr.evaluate.results import read_results
+from snclr.train.run_folder import RunFolder
+
+SMALL = {
+    "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
+    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
+    "accelerator": "cpu", "log_every": 1, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    tiny_run.write_images(folder / "train")
+    tiny_run.write_images(folder / "test", each=4, seed=1)
+    return folder
+
+
+def job_of(images: Path, out: Path, **how: object) -> dict:
+    entry = Entry("snclr", {"method": "snclr"})
+    run = make_run(entry, 0, {**SMALL, "data": str(images)}, data="abc", evaluation=Evaluation(**how))
+    return {
+        "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
+        "data": {"name": images.name, "fingerprint": "abc"}, "evaluation": asdict(run.evaluation),
+        "folder": str(out / "runs" / run.folder), "attempts": str(out / "runs" / run.folder) + ".attempts.jsonl",
+        "record": str(Records(out / "results").path(run)), "keep_runs": False, "jobs": 1,
+    }  # fmt: skip
+
+
+def attempts(job: dict) -> list[dict]:
+    return [json.loads(line) for line in Path(job["attempts"]).read_text().splitlines()]
+
+
+def test_a_run_leaves_its_record_and_its_encoder(images, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    job = job_of(images, tmp_path, k=5)
+    assert worker.run_job(job) == 0
+    record = json.loads(Path(job["record"]).read_text())
+    assert record["key"] == job["key"]
+    assert record["settings"] == job["settings"]
+    assert set(record["numbers"]) >= {"knn", "linear"}
+    assert all(0 <= record["numbers"][name] <= 1 for name in ("knn", "linear"))
+    assert "12 test images" in record["protocols"]["knn"]
+    assert record["cost"]["steps"] == 6
+    assert record["cost"]["seconds"] > 0
+    assert record["cost"]["peak_mb"] > 50
+    assert record["series"]["step"] == [1, 2, 3, 4, 5, 6]
+    assert record["series"]["same_class"][0] is None  # the queue starts empty
+    assert record["last"]["step"] == 6
+    assert {"snclr", "torch", "python"} <= set(record["versions"])
+    assert str(images.parent) not in Path(job["record"]).read_text()
+    run = RunFolder(job["folder"])
+    assert run.encoder_weights.is_file()
+    assert not run.checkpoints.exists()
+    kept = {result["kind"]: result["numbers"]["top1"] for result in read_results(job["folder"])}
+    assert kept == {"knn": record["numbers"]["knn"], "linear-cached": record["numbers"]["linear"]}
+
+    # The same training measured otherwise is not trained again, and the choice of a setting never sees the test part.
+    opened = splits.open_splits(str(images))[1]
+    monkeypatch.setattr(type(opened), "load", _refuse(type(opened).load, opened.folder))
+    other = job_of(images, tmp_path, kind="validation", k=5)
+    assert other["folder"] == job["folder"]
+    assert worker.run_job(other) == 0
+    assert len(attempts(job)) == 2
+    chosen = json.loads(Path(other["record"]).read_text())
+    assert set(chosen["numbers"]) == {"knn"}
+    assert "held out to choose settings" in chosen["protocols"]["knn"]
+
+
+def _refuse(load, folder: Path):
+    def refusing(source, index, min_side=None):
+        assert source.folder != folder, "a test image was read"
+        return load(source, index, min_side)
+
+    return refusing
+
+
+def test_the_cost_of_some_steps(images, tmp_path):
+    job = job_of(images, tmp_path, kind="cost", steps=2)
+    assert worker.run_job(job) == 0
+    record = json.loads(Path(job["record"]).read_text())
+    assert record["numbers"]["seconds_per_step"] > 0
+    assert record["cost"]["queue_mb"] == pytest.approx(40 * 16 * 4 / 1e6, abs=1e-3)
+    assert not Path(job["folder"]).exists()
+
+
+def test_bad_input_is_said_and_gives_the_exit_code_2(images, tmp_path, capsys, monkeypatch):
+    job = job_of(images, tmp_path)
+    job["given"]["encoder"] = "resnet1800"
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    monkeypatch.setattr(worker, "_stop_with_parent", lambda: None)
+    assert worker.main([str(tmp_path / "job.json")]) == 2
+    assert "resnet1800" in capsys.readouterr().err
+    assert not Path(job["record"]).exists()
+
+
+def test_the_seconds_of_a_killed_attempt_count_up_to_its_checkpoint(tmp_path):
+    import os
+
+    file, run = tmp_path / "a.jsonl", RunFolder(tmp_path / "run")
+    (run.checkpoints / "step-5").mkdir(parents=True)
+    os.utime(run.checkpoints / "step-5", (1030.0, 1030.0))
+    worker._append(file, {"started": 1000.0})
+    worker._close_lost(file, run)
+    end = {"seconds": 12.0, "cpu_seconds": 9.0, "peak_mb": 70.0, "memory": "process", "steps": 9, "skipped": 0}
+    worker._append(file, {"started": 2000.0})
+    worker._append(file, {**end, "complete": True})
+    worker._close_lost(file, run)  # nothing is open any more
+    cost = worker._cost_of({"attempts": str(file)})
+    assert cost["seconds"] == 42.0
+    assert cost["cpu_seconds"] is None  # not known of the killed one
+    assert cost["attempts"] == 2
+
+
+def test_a_run_stops_when_its_parent_is_gone():
+    code = "import time; from snclr.comparison.worker import _stop_with_parent; _stop_with_parent(); time.sleep(250)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(timeout=200) == -15
