@@ -33,6 +33,7 @@ check: lint types test
 benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/data.py
 
 # Rebuilds the tables and figures of docs/results.md from the records in results/.
 results: $(VENV)/.installed

@@ -214,8 +214,10 @@ def test_an_image_is_no_data_set(tmp_path):
         ("cifar11", "Did you mean cifar10?"),
         ("Demo1", "Did you mean demo?"),
         ("nothing/like/that", "folder of images, a text file.*demo, cifar10, .*oxfordiiitpet"),
-        ("shards/{000..146}.tar", "tar shards.*not supported"),
-        ("hf://datasets/x", "not supported"),
+        ("shards/{000..146}.tar", "147 of its 147 shards do not exist"),
+        ("hf://datasets/x", "is no shard"),
+        ("pipe:touch /tmp/x", "not accepted"),
+        ("hf:?", "there is no name"),
     ],
 )
 def test_what_is_unknown_is_explained(spec, said):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from snclr.data.decode import SUFFIXES
+from snclr.data.folder_index import list_images
+from snclr.data.shard_index import sort_classes
 from snclr.data.sources import FileSource, Labels
 from snclr.errors import UserError
 
@@ -22,8 +24,8 @@ def open_folder(folder: Path, *, name: str, split: str = "train") -> FileSource:
     With `train/` beside `val/` or `test/` in it, `split` picks one of them, and `all` takes everything as it lies. Any
     other folder has no splits: all of it is taken for whichever is asked.
     """
-    chosen = _split_folder(folder, split)
-    files = sorted(_walk(chosen))
+    chosen = split_folder(folder, split)
+    files = list_images(chosen)
     if not files:
         raise UserError(
             f"no images found in {chosen}; files ending in {' '.join(SUFFIXES)} are looked for at any depth "
@@ -70,11 +72,12 @@ def open_list(path: Path, *, name: str) -> FileSource:
             f"{name} names {len(missing)} files that do not exist, e.g. {', '.join(missing[:3])}; paths are relative "
             f"to {path.parent}, and a label follows after a TAB"
         )
-    labels, classes = _number([row[1] if len(row) == 2 and row[1] else None for row in rows])
+    labels, classes = number_labels([row[1] if len(row) == 2 and row[1] else None for row in rows])
     return FileSource(name, path.parent, files, labels, classes)
 
 
-def _split_folder(folder: Path, split: str) -> Path:
+def split_folder(folder: Path, split: str) -> Path:
+    """The sub-folder that holds a split, where a folder has train/ beside val/ or test/; else the folder itself."""
     if split == "all":
         return folder
     if split not in _SPLIT_FOLDERS:
@@ -84,38 +87,11 @@ def _split_folder(folder: Path, split: str) -> Path:
     return folder
 
 
-def _walk(top: Path) -> Iterator[str]:
-    """Yield the image files below a folder, as names relative to it; links are followed, each real folder read once."""
-    seen: set[tuple[int, int]] = set()
-    stack = [""]
-    while stack:
-        prefix = stack.pop()
-        try:
-            status = os.stat(top / prefix)
-            entries = sorted(os.scandir(top / prefix), key=lambda entry: entry.name)
-        except OSError as error:
-            raise UserError(f"the folder {top / prefix} cannot be read: {error.strerror}") from error
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders = []
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            linked = entry.is_symlink()  # os.path answers False for a link to itself, where the entry would raise
-            if os.path.isdir(entry.path) if linked else entry.is_dir():
-                folders.append(f"{prefix}{entry.name}/")
-            elif entry.name.lower().endswith(SUFFIXES) and (os.path.isfile(entry.path) if linked else entry.is_file()):
-                yield prefix + entry.name
-        stack.extend(reversed(folders))
-
-
-def _number(names: list[str | None]) -> tuple[Labels | None, list[str] | None]:
+def number_labels(names: Sequence[str | None]) -> tuple[Labels | None, list[str] | None]:
     """Number label names by their sorted order (as numbers when all are); a missing label is -1."""
     known = {name for name in names if name is not None}
     if not known:
         return None, None
-    numeric = all(name.isascii() and name.isdigit() for name in known)
-    classes = sorted(known, key=lambda name: (int(name), name) if numeric else (0, name))
+    classes = sort_classes(known)
     place = {name: number for number, name in enumerate(classes)}
     return np.array([-1 if name is None else place[name] for name in names], dtype=np.int64), classes

@@ -7,6 +7,7 @@ number of workers or ranks, and a run resumed at any step, draws the same number
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ Ids = npt.NDArray[np.int64]
 # Views count from 0; these "views" name the other uses of the same hash, so that no two uses share a number.
 ORDER = -1
 REPLACEMENT = -2
+SHARD_ORDER = -3
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the step of splitmix64's counter
 
@@ -31,6 +33,29 @@ def epoch_order(length: int, seed: int, epoch: int) -> Ids:
     """
     keys = _hash(seed, epoch, np.arange(length, dtype=np.int64), ORDER, 1)[:, 0]
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+
+
+def windowed_order(shard: Ids, shards: int, seed: int, epoch: int, window: int) -> tuple[Ids, Ids]:
+    """Return an epoch's order of images that lie in shards (n,), and the order of the shards (shards,).
+
+    The shards are shuffled; the images come mixed from `window` of them at a time: shard p of the sequence is spread
+    evenly over the moments p - window + 1 … p + 1, cut to 0 … shards - window + 1, so at any moment `window` shards are
+    read from. With no more shards than the window it is `epoch_order`.
+
+    >>> order, sequence = windowed_order(np.repeat(np.arange(6), 2), 6, seed=0, epoch=0, window=2)
+    >>> sorted(order.tolist()) == list(range(12)), set(order[:2] // 2) <= set(sequence[:2])
+    (True, True)
+    """
+    if shards <= window:
+        return epoch_order(len(shard), seed, epoch), np.arange(shards, dtype=np.int64)
+    keys = _hash(seed, epoch, np.arange(shards, dtype=np.int64), SHARD_ORDER, 1)[:, 0]
+    sequence = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+    place = np.empty(shards, dtype=np.int64)
+    place[sequence] = np.arange(shards)
+    first = np.maximum(place - window + 1, 0)[shard]
+    last = np.minimum(place + 1, shards - window + 1)[shard]
+    moment = first + (last - first) * uniforms(seed, epoch, np.arange(len(shard)), ORDER, 1)[:, 0]
+    return np.argsort(moment, kind="stable").astype(np.int64, copy=False), sequence
 
 
 def uniforms(
@@ -58,15 +83,20 @@ def steps_per_epoch(length: int, batch_size: int) -> int:
     return length // batch_size
 
 
-def batch_ids(length: int, batch_size: int, seed: int, step: int) -> tuple[int, Ids]:
+def batch_ids(
+    length: int, batch_size: int, seed: int, step: int, order: Callable[[int, int], Ids] | None = None
+) -> tuple[int, Ids]:
     """Return the epoch and the ids (batch_size,) of one step's global batch; the last, short batch is dropped.
+
+    `order(seed, epoch)` stands for `epoch_order` where a source has an order of its own.
 
     >>> epoch, ids = batch_ids(length=10, batch_size=4, seed=0, step=2)
     >>> epoch, len(ids)
     (1, 4)
     """
     epoch, row = divmod(step, steps_per_epoch(length, batch_size))
-    return epoch, _cached_order(length, seed, epoch)[row * batch_size : (row + 1) * batch_size]
+    whole = _cached_order(length, seed, epoch) if order is None else order(seed, epoch)
+    return epoch, whole[row * batch_size : (row + 1) * batch_size]
 
 
 @functools.lru_cache(maxsize=2)  # a loader asks for the same epoch, or the next, at every step

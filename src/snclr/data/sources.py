@@ -1,21 +1,22 @@
 """Sets of images, all alike to the rest of the program, and `open_source`, which finds one from what a person typed.
 
-A further kind of source (shards, a hub's data set) is a class with these members and one more line in `open_source`.
+A further kind of source is a class with these members and one more line in `open_source`.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from snclr.data.decode import Picture, decode
+from snclr.data.order import Ids
 from snclr.errors import UserError
 
 Labels = npt.NDArray[np.int64]
@@ -41,6 +42,20 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Return a hex digest that changes when the data set does."""
         ...
+
+
+@runtime_checkable
+class OrderedSource(Protocol):
+    """A source that is not read in any order with equal ease, and so has an epoch's order of its own."""
+
+    def epoch_order(self, seed: int, epoch: int) -> Ids:
+        """Return a permutation (n,), a pure function of the seed and the epoch."""
+        ...
+
+
+def order_of(source: Source) -> Callable[[int, int], Ids] | None:
+    """The source's own order of an epoch, as a function of seed and epoch; None: the order of all others."""
+    return source.epoch_order if isinstance(source, OrderedSource) else None
 
 
 @dataclass
@@ -110,10 +125,11 @@ class FileSource:
 
 
 def open_source(spec: str | Path, *, split: str = "train", root: Path | None = None, download: bool = False) -> Source:
-    """Open a folder, a text list, a torchvision data set by name, or `demo`.
+    """Open a folder, a text list, shards, a Hugging Face data set (`hf:…`), a torchvision data set by name, or `demo`.
 
     `split` picks a part where the set has parts. `root` is where torchvision's sets lie; they are downloaded only with
-    `download=True`. A name wins over a folder of the same name: write `./demo` for the folder.
+    `download=True`; what an address or `hf:` names is fetched when it is read. A name wins over a folder of the same
+    name: write `./demo` for the folder.
 
     >>> open_source("demo").classes
     ['airplane', 'automobile', 'frog', 'horse', 'ship']
@@ -121,7 +137,10 @@ def open_source(spec: str | Path, *, split: str = "train", root: Path | None = N
     # Imported here: these modules build on this one.
     from snclr.data.builtin import BUILTIN, open_builtin
     from snclr.data.demo import open_demo
-    from snclr.data.folder import open_folder, open_list
+    from snclr.data.folder import open_folder, open_list, split_folder
+    from snclr.data.huggingface import names_huggingface, open_huggingface
+    from snclr.data.shard_names import is_shard_folder, names_shards
+    from snclr.data.shards import open_shards
 
     text = str(spec)
     name = text.lower() if isinstance(spec, str) else ""
@@ -129,9 +148,14 @@ def open_source(spec: str | Path, *, split: str = "train", root: Path | None = N
         return open_demo(split)
     if name in BUILTIN:
         return open_builtin(name, split=split, root=root, download=download)
+    if names_huggingface(text):
+        return open_huggingface(text, split=split)
     path = Path(spec).expanduser()
     if path.is_dir():
-        return open_folder(path, name=text, split=split)
+        part = split_folder(path, split)
+        return open_shards(part, name=text) if is_shard_folder(part) else open_folder(path, name=text, split=split)
+    if names_shards(text):
+        return open_shards(text, name=text)
     if path.is_file():
         return open_list(path, name=text)
     raise UserError(_unknown(text, ["demo", *BUILTIN]))
@@ -153,10 +177,9 @@ def align_labels(source: Source, classes: Sequence[str]) -> Labels:
 def _unknown(text: str, names: list[str]) -> str:
     close = difflib.get_close_matches(text.lower(), names, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    if "://" in text or text.endswith((".tar", "}")):
-        hint = " Remote data, tar shards and hub data sets are not supported; unpack them to a folder."
     return (
         f"no data set found for {text!r}.{hint} Give a folder of images, a text file with one image path a line, "
+        "shards (shards/{000..146}.tar, or their address), a Hugging Face data set (hf:OWNER/NAME), "
         f"or one of these names: {', '.join(names)}."
     )
 

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from snclr.data.builtin import BUILTIN
 from snclr.data.decode import Picture
-from snclr.data.sources import ArraySource, Labels, Source, open_source
+from snclr.data.huggingface import has_test_split, names_huggingface
+from snclr.data.order import Ids, epoch_order
+from snclr.data.sources import ArraySource, Labels, Source, open_source, order_of
 
 HELD_OUT = 0.2
 Index = npt.NDArray[np.int64]
@@ -38,6 +40,16 @@ class Subset:
     def key(self, index: int) -> str:
         """Return its key in the source."""
         return self.source.key(int(self.index[index]))
+
+    def epoch_order(self, seed: int, epoch: int) -> Ids:
+        """Return the source's own order without the images left out, where it has one; else that of any set."""
+        order = order_of(self.source)
+        if order is None:
+            return epoch_order(len(self), seed, epoch)
+        place = np.full(len(self.source), -1, dtype=np.int64)
+        place[self.index] = np.arange(len(self))
+        chosen: Ids = place[order(seed, epoch)]
+        return chosen[chosen >= 0]
 
     def fingerprint(self) -> str:
         """Return the source's digest with the chosen numbers."""
@@ -75,8 +87,8 @@ def hold_out(labels: Labels, share: float, seed: int) -> tuple[Index, Index]:
 def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[Source, Source, str]:
     """The training and test part of a labelled set, and how they came about in words.
 
-    `test` names the test set; else it is the built-in set's own, a sub-folder test or val beside train, or a fifth of
-    each class, held out by the seed.
+    `test` names the test set; else it is the set's own (of a built-in or Hugging Face set, or a sub-folder test or val
+    beside train, of files or shards), or a fifth of each class, held out by the seed.
     """
     if test is not None:
         return _open(data, "train"), _open(test, "test"), f"train {data}, test {test}"
@@ -91,7 +103,9 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[S
 
 
 def _has_test_part(data: str) -> bool:
-    """Whether a name or a folder has a part of its own for testing."""
+    """Whether a name, a folder or a hub's data set has a part of its own for testing."""
+    if names_huggingface(data):
+        return has_test_split(data)
     if data.lower() in BUILTIN:
         return "test" in BUILTIN[data.lower()].splits
     folder = Path(data).expanduser()

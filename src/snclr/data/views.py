@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from snclr.data import colour, crops
+from snclr.data import colour, crops, randaugment
 from snclr.data.decode import Picture
 from snclr.data.order import Ids, uniforms
 from snclr.data.threads import threads_for
@@ -54,6 +54,8 @@ class ViewSettings:
     """Probability of blur; its width is 0.1 to 2.0 pixels at 224, in proportion at other sizes."""
     solarize: float = 0.0
     """Probability of inverting the bright pixels."""
+    randaugment: float = 0.0
+    """Probability of each of RandAugment's two operations, which follow the jitter."""
 
     def __post_init__(self) -> None:
         limits = {"hue": 0.5}
@@ -67,11 +69,15 @@ class ViewSettings:
             )
 
 
+_INFOMIN = ViewSettings(crop_min=0.2, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5, randaugment=0.5)
 VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
     # The two groups of BYOL (Grill et al., 2020), which the paper uses.
     "byol": (ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)),
     # For small images (about 32 pixels): 8 % of the area would be 9 × 9 pixels, and there is no detail to blur away.
     "cifar": (ViewSettings(crop_min=0.2, blur=0.0), ViewSettings(crop_min=0.2, blur=0.0, solarize=0.2)),
+    # InfoMin's (Tian et al., "What Makes for Good Views for Contrastive Learning?", 2020): stronger colours and
+    # RandAugment, the same for both views. Its JigSaw branch is another loss, not a view, and is not here.
+    "infomin": (_INFOMIN, _INFOMIN),
 }
 TRAIN_CROP = ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0)
 """A random crop and a mirror, no more: what a linear probe is trained on."""
@@ -109,11 +115,13 @@ def crop_views(
 
 def colour_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int, ids: Ids, view: int) -> Tensor:
     """Stage 2: uint8 (n, 3, S, S) → normalised float32 of the same shape, on the device of `images`."""
-    numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
+    numbers = uniforms(seed, epoch, ids, view, _NUMBERS + (randaugment.NUMBERS if settings.randaugment else 0))
     sigma, kernel = blur_widths(numbers[:, _SIGMA], images.shape[-1])
     with threads_for(images.numel()):
         x = images.float().div_(255)
         x = _jitter(x, settings, numbers)
+        if settings.randaugment:
+            x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment)
         x = _where(numbers[:, _GREY] < settings.grayscale, x, lambda part, _: colour.grey(part).repeat(1, 3, 1, 1))
         x = _where(numbers[:, _BLUR] < settings.blur, x, lambda part, rows: colour.blur(part, sigma[rows], kernel))
         x = _where(numbers[:, _SOLARIZE] < settings.solarize, x, lambda part, _: colour.solarize(part))

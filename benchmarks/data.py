@@ -1,0 +1,163 @@
+"""Does loading keep the processor busy? Images a second of the loader against the same work in bare loops.
+
+    python benchmarks/data.py             # 500 × 375 JPEGs, two views of 224 px; about two minutes on two cores
+    python benchmarks/data.py --json      # the same, with one JSON object as the last line
+
+bare      the per-image work of stage 1 (read, decode, two crops scaled and mirrored) in as many plain processes as the
+          loader has workers, each over its own part of the files: no batches, no queues, no order
+decode    the same processes, decoding alone, for reference
+files     the loader's stage 1: whole batches from worker processes, from a folder
+shards    the same, from `snclr pack` of that folder
+batches   the loader as the training loop uses it: stage 2 (colours) too, which on the CPU takes from the same cores
+All take turns, so that a change in the machine's load meets each. The start of the processes is not counted. The figure
+that matters is files / bare and shards / bare, the median over the rounds: 0.9 or more is what we ask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+
+import numpy as np
+import torch
+from PIL import Image
+
+from snclr.commands.pack import pack
+from snclr.data.loader import CropSteps, ViewLoader
+from snclr.data.sources import Source, open_source
+from snclr.data.views import VIEW_GROUPS, crop_view
+from snclr.data.workers import in_processes
+
+VIEWS = VIEW_GROUPS["byol"]
+_source: Source | None = None
+
+
+def make_photos(folder: Path, count: int) -> Path:
+    """JPEGs of an ordinary size and weight (about 60 kB): the demo's pictures, enlarged, with a sensor's noise."""
+    small = open_source("demo").images  # type: ignore[attr-defined]
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(count):
+        large = Image.fromarray(small[number]).resize((500, 375), Image.Resampling.BICUBIC)
+        noisy = np.asarray(large, np.float32) + generator.normal(0, 8, (375, 500, 3))
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / f"{number:05d}.jpg", quality=90)
+    return folder
+
+
+def start_process(spec: str) -> None:
+    global _source
+    torch.set_num_threads(1)  # as in the loader's workers
+    _source = open_source(spec)
+
+
+def bare_work(task: tuple[list[int], int, bool]) -> int:
+    ids, size, crops = task
+    assert _source is not None
+    for index in ids:
+        picture = _source.load(index, min_side=4 * size)
+        if crops:
+            for view, settings in enumerate(VIEWS):
+                crop_view(picture, settings, size, seed=0, epoch=0, index=index, view=view)
+    return len(ids)
+
+
+def bare_rate(pool: Any, length: int, workers: int, size: int, images: int, *, crops: bool) -> float:
+    ids = [number % length for number in range(images)]
+    began = time.perf_counter()
+    done = sum(pool.map(bare_work, [(ids[part::workers], size, crops) for part in range(workers)], chunksize=1))
+    return float(done / (time.perf_counter() - began))
+
+
+def steady_rate(items: Iterator[Any], batch: int, skip: int, count: int) -> float:
+    """Images a second while the workers are at work: from the arrival of batch `skip` to that of `count` more.
+
+    The items go on beyond that: at the very end some workers would have nothing left to do.
+    """
+    began = 0.0
+    for number, _ in enumerate(items):
+        if number == skip:
+            began = time.perf_counter()
+        elif number == skip + count:
+            break
+    return count * batch / (time.perf_counter() - began)
+
+
+def stage1_rate(source: Source, size: int, batch: int, count: int, workers: int) -> float:
+    crops = CropSteps(source, VIEWS, size, batch, seed=0, rank=0, world_size=1)
+    skip = 4 * workers
+    return steady_rate(in_processes(crops, 0, skip + count + skip, workers=workers), batch, skip, count)
+
+
+def batches_rate(source: Source, size: int, batch: int, count: int, workers: int) -> float:
+    loader = ViewLoader(source, views=VIEWS, image_size=size, batch_size=batch, seed=0, workers=workers)
+    skip = 4 * workers
+    return steady_rate(loader.batches(0, skip + count + skip), batch, skip, count)
+
+
+def measure(a: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+    photos = make_photos(folder / "photos", a.images)
+    pack(photos, shards=folder / "shards", shard_size="8MB", quiet=True)
+    files, shards = open_source(photos), open_source(folder / "shards")
+    count = max(a.measured // a.batch_size, 4)
+    rates: dict[str, list[float]] = {"bare": [], "decode": [], "files": [], "shards": [], "batches": []}
+    with multiprocessing.get_context("spawn").Pool(a.workers, start_process, (str(photos),)) as pool:
+        bare_rate(pool, len(files), a.workers, a.image_size, a.images, crops=True)  # the files are in memory from here
+        for number in range(a.rounds):
+            bare = {"pool": pool, "length": len(files), "workers": a.workers, "size": a.image_size}
+            loader = {"size": a.image_size, "batch": a.batch_size, "count": count, "workers": a.workers}
+            rates["bare"].append(bare_rate(**bare, images=a.measured, crops=True))
+            rates["files"].append(stage1_rate(files, **loader))
+            rates["shards"].append(stage1_rate(shards, **loader))
+            rates["bare"].append(bare_rate(**bare, images=a.measured, crops=True))
+            rates["decode"].append(bare_rate(**bare, images=a.measured, crops=False))
+            rates["batches"].append(batches_rate(files, **loader))
+            print(f"round {number + 1} of {a.rounds}", flush=True)
+    return rates
+
+
+def ratio(rates: dict[str, list[float]], name: str) -> float:
+    """The median over rounds of a rate to the mean of the bare loops before and after it."""
+    pairs = zip(rates[name], rates["bare"][::2], rates["bare"][1::2], strict=True)
+    return statistics.median(2 * rate / (before + after) for rate, before, after in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=512, help="JPEGs to make")
+    parser.add_argument("--measured", type=int, default=1024, help="images in each measurement")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rates = measure(a, Path(folder))
+    result: dict[str, Any] = {
+        "workers": a.workers,
+        "image_size": a.image_size,
+        "batch_size": a.batch_size,
+        "images_per_second": {name: statistics.median(values) for name, values in rates.items()},
+        "of_bare": {name: ratio(rates, name) for name in ("files", "shards", "batches")},
+        "rounds": rates,
+    }
+    print(f"\n{a.workers} processes, 500 × 375 JPEGs, two views of {a.image_size} px; medians of {a.rounds} rounds")
+    for name, value in result["images_per_second"].items():
+        share = f"  {result['of_bare'][name]:.3f} of bare" if name in result["of_bare"] else ""
+        print(f"{name:8} {value:8.1f} images/s{share}")
+    if a.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

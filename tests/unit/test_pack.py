@@ -1,0 +1,210 @@
+"""`snclr pack`: the files' bytes in shards that others read, hashes that tell of damage, stops that cost nothing."""
+
+import hashlib
+import json
+import os
+
+import pytest
+from shard_data import jpeg, make_folder
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from snclr import cli
+from snclr.commands.pack import pack, verify
+from snclr.data import shard_writer
+from snclr.data.shard_manifest import MANIFEST
+from snclr.data.sources import open_source
+from snclr.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SNCLR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(cli.COMMANDS, "pack", ("pack", "write a folder of images as shards"))
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_what_is_written(tmp_path):
+    make_folder(tmp_path / "f", count=10)
+    done = pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=4, quiet=True)
+    assert (done["images"], done["files"]) == (10, 3)
+    assert sorted(digests(tmp_path / "s")) == [
+        "index.safetensors", "shard-00000.tar", "shard-00001.tar", "shard-00002.tar", MANIFEST,
+    ]  # fmt: skip
+    manifest = json.loads((tmp_path / "s" / MANIFEST).read_text())
+    assert manifest["classes"] == ["cat", "dog"]
+    assert manifest["images"] == 10
+    found = digests(tmp_path / "s")
+    assert all(found[entry["name"]] == entry["sha256"] for entry in manifest["shards"])
+    source = open_source(tmp_path / "s")
+    for index in range(10):
+        assert source.read(index) == (tmp_path / "f" / source.key(index)).read_bytes()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def read_by_webdataset(paths):
+    """The samples of some tars; the files are ours to close, which WebDataset leaves to chance."""
+    for path in paths:
+        with open(path, "rb") as file:
+            yield from group_by_keys(tar_file_expander([{"url": str(path), "stream": file}]))
+
+
+def test_webdataset_reads_it(tmp_path):
+    make_folder(tmp_path / "f", count=6)
+    (tmp_path / "f" / "cat" / "000.png").write_bytes(jpeg(50))  # the same name but for its ending
+    (tmp_path / "f" / "dog" / "v1.2.JPG").write_bytes(jpeg(51))
+    long = "x" * 120 + ".jpg"
+    (tmp_path / "f" / "dog" / long).write_bytes(jpeg(52))
+    pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=5, quiet=True)
+    samples = list(read_by_webdataset(sorted((tmp_path / "s").glob("*.tar"))))
+    assert len(samples) == 9
+    assert len({sample["__key__"] for sample in samples}) == 9
+    stored = {sample.get("jpg") or sample["png"] for sample in samples}
+    assert stored == {path.read_bytes() for path in (tmp_path / "f").rglob("*.*")}
+    for sample in samples:
+        assert int(sample["cls"]) == (1 if sample["__key__"].startswith("dog/") else 0)
+    renamed = {json.loads(sample["json"])["file"] for sample in samples if "json" in sample}
+    assert renamed == {"cat/000.png", "dog/v1.2.JPG"}
+    source = open_source(tmp_path / "s")
+    assert {source.key(i) for i in range(9)} >= {"cat/000.png", "dog/v1.2.JPG", f"dog/{long}"}
+    plain = open_source(f"{tmp_path}/s/*.tar")  # without the manifest
+    assert sorted(map(plain.read, range(9))) == sorted(map(source.read, range(9)))
+
+
+def test_the_same_folder_gives_the_same_bytes_and_a_shuffle_mixes_the_classes(tmp_path):
+    make_folder(tmp_path / "f", count=40)
+    for out, workers in (("a", 1), ("b", 3)):
+        pack(tmp_path / "f", shards=tmp_path / out, images_per_shard=10, workers=workers, quiet=True)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    pack(tmp_path / "f", shards=tmp_path / "c", images_per_shard=10, seed=None, quiet=True)
+    plain, mixed = open_source(f"{tmp_path}/c/shard-00000.tar"), open_source(f"{tmp_path}/a/shard-00000.tar")
+    assert set(plain.classes) == {"0"}
+    assert set(mixed.classes) == {"0", "1"}
+    assert json.loads((tmp_path / "c" / MANIFEST).read_text())["seed"] is None
+
+
+def test_shards_are_cut_by_size(tmp_path):
+    make_folder(tmp_path / "f", count=20)
+    pack(tmp_path / "f", shards=tmp_path / "s", shard_size="20KB", quiet=True)
+    sizes = [path.stat().st_size for path in (tmp_path / "s").glob("*.tar")]
+    assert len(sizes) > 1
+    assert max(sizes) <= 20_000 + 10_240
+
+
+def test_check_leaves_out_what_is_no_image(tmp_path):
+    make_folder(tmp_path / "f", count=8, bad=(3, 4))
+    done = pack(tmp_path / "f", shards=tmp_path / "s", check=True, quiet=True)
+    assert done["images"] == 6
+    assert {skip["key"] for skip in done["skipped"]} == {"cat/004.jpg", "dog/003.jpg"}
+    assert len(open_source(tmp_path / "s")) == 6
+    unchecked = pack(tmp_path / "f", shards=tmp_path / "t", quiet=True)
+    assert unchecked["images"] == 8
+
+
+def test_a_stopped_pack_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+    make_folder(tmp_path / "f", count=20)
+    pack(tmp_path / "f", shards=tmp_path / "whole", images_per_shard=4, quiet=True)
+    written = []
+    original = shard_writer.write_shard
+
+    def counted(path, examples):
+        written.append(path.name)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return original(path, examples)
+
+    monkeypatch.setattr(shard_writer, "write_shard", counted)
+    with pytest.raises(KeyboardInterrupt):
+        pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=4, workers=1, quiet=True)
+    assert not (tmp_path / "s").exists()
+    done = written[:2]
+    (tmp_path / ".s.packing" / "shard-00004.tar.partial").write_bytes(b"half")
+    written[:] = ["skip the stop"] * 3
+    pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=4, workers=1, quiet=True)
+    assert not set(done) & set(written)
+    assert digests(tmp_path / "s") == digests(tmp_path / "whole")
+
+
+def test_a_pack_of_a_changed_folder_starts_anew(tmp_path, monkeypatch):
+    make_folder(tmp_path / "f", count=8)
+    monkeypatch.setattr(shard_writer, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=4, quiet=True)
+    monkeypatch.undo()
+    (tmp_path / "f" / "cat" / "000.jpg").write_bytes(jpeg(99))
+    pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=4, quiet=True)
+    assert open_source(tmp_path / "s").read(0) == jpeg(99)
+
+
+def test_what_exists_is_kept_unless_it_is_shards_to_overwrite(tmp_path):
+    make_folder(tmp_path / "f", count=4)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("dear")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="not written by"):
+            pack(tmp_path / "f", shards=tmp_path / "mine", overwrite=overwrite, quiet=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    (tmp_path / "s").mkdir()  # empty: fine
+    pack(tmp_path / "f", shards=tmp_path / "s", quiet=True)
+    with pytest.raises(UserError, match="--overwrite"):
+        pack(tmp_path / "f", shards=tmp_path / "s", quiet=True)
+    (tmp_path / "f" / "cat" / "new.jpg").write_bytes(jpeg(9))
+    pack(tmp_path / "f", shards=tmp_path / "s", overwrite=True, quiet=True)
+    assert len(open_source(tmp_path / "s")) == 5
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == ["cache", "f", "mine", "s"]
+        or not (tmp_path / "cache").exists()
+    )
+
+
+def test_verify_finds_every_kind_of_damage(tmp_path):
+    make_folder(tmp_path / "f", count=12)
+    pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=3, quiet=True)
+    assert verify(tmp_path / "s", quiet=True)["wrong"] == []
+    shards = sorted((tmp_path / "s").glob("*.tar"))
+    flipped = bytearray(shards[0].read_bytes())
+    flipped[700] ^= 1
+    shards[0].write_bytes(flipped)
+    shards[1].write_bytes(shards[1].read_bytes()[:-1])
+    shards[2].unlink()
+    wrong = verify(tmp_path / "s", quiet=True)["wrong"]
+    assert len(wrong) == 3
+    assert "content has changed" in wrong[0]
+    assert "bytes instead of" in wrong[1]
+    assert "No such file" in wrong[2]
+
+
+def test_lists_and_names_that_are_no_text(tmp_path):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / name).write_bytes(jpeg(1))
+    (tmp_path / "out.jpg").write_bytes(jpeg(2))
+    pack(tmp_path / "f", shards=tmp_path / "s", quiet=True)
+    assert open_source(tmp_path / "s").key(0) == "caf\\udce9.jpg"
+    (tmp_path / "f" / "list.txt").write_text(f"../out.jpg\tx\n{tmp_path}/out.jpg\ty\n")
+    pack(tmp_path / "f" / "list.txt", shards=tmp_path / "t", quiet=True)
+    source = open_source(tmp_path / "t")
+    assert source.classes == ["x", "y"]
+    assert source.read(0) == source.read(1) == jpeg(2)
+    assert len(open_source(f"{tmp_path}/t/*.tar")) == 2
+
+
+def test_the_command(tmp_path, capsys):
+    make_folder(tmp_path / "f", count=6, bad=(1,))
+    assert cli.main(["pack", str(tmp_path / "f"), "--shards", str(tmp_path / "s"), "--check"]) == 0
+    said = capsys.readouterr()
+    assert "5 images in 1 shards" in said.out
+    assert "dog/001.jpg" in said.out
+    assert "packing" in said.err
+    assert cli.main(["pack", "--verify", str(tmp_path / "s")]) == 0
+    assert "as they were packed (sha256)" in capsys.readouterr().out
+    (tmp_path / "s" / "shard-00000.tar").write_bytes(b"")
+    assert cli.main(["pack", "--verify", str(tmp_path / "s"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["wrong"]
+    for words in (["pack"], ["pack", "x"], ["pack", "demo", "--shards", str(tmp_path / "t")],
+                  ["pack", "--verify", str(tmp_path)], ["pack", "x", "--verify", "y"]):  # fmt: skip
+        assert cli.main(words) == 2
+    assert cli.main(["pack", str(tmp_path / "f"), "--shards", str(tmp_path / "t"), "--shard-size", "x"]) == 2
+    assert "number of bytes" in capsys.readouterr().err
