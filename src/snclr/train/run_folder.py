@@ -32,8 +32,8 @@ CONTENTS = (  # checkpoints first: a folder whose deletion was cut short must no
     *(CHECKPOINTS, ENCODER_WEIGHTS, ENCODER_CONFIG, METRICS, TENSORBOARD, LOG, SKIPPED, RESULTS, FIGURES, REPORT),
     *(EXPORT, NONFINITE, EVALUATION, CONFIG),
 )
-"""Every name a run writes. `overwrite` deletes these, and what `FINETUNED` matches, and nothing else."""
-FINETUNED = "finetune-*"
+"""Every name a run writes. `overwrite` deletes these, and what `OF_EVALUATIONS` match, and nothing else."""
+OF_EVALUATIONS = ("finetune-*", "detect-*")
 """What fine-tuning leaves in the folder: lists of labelled images, and the checkpoints of an interrupted one."""
 
 
@@ -139,7 +139,8 @@ class RunFolder:
             if is_partial(path):
                 remove_partial(path)
         if everything:
-            for path in [*(self.path / name for name in CONTENTS), *self.path.glob(FINETUNED)]:
+            found = [path for pattern in OF_EVALUATIONS for path in self.path.glob(pattern)]
+            for path in [*(self.path / name for name in CONTENTS), *found]:
                 if os.path.lexists(path):
                     discard(path)
 

@@ -1,0 +1,51 @@
+"""Detection on two processes gives the answer of one: the same images, losses to rounding, and the same evaluation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.distributed.ranks import snclr
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+import tiny_coco
+
+FLAGS = (
+    "--iterations=3", "--batch-size=2", "--short-side=48-64", "--long-side=80", "--width=8", "--rois=16",
+    "--proposals=50", "--anchor=16", "--accelerator=cpu", "--json", "--draw=0", "--keep-empty",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    base = tmp_path_factory.mktemp("detection")
+    return tiny_coco.write(base / "data", train=6, val=5), tiny_coco.write_run(base / "run"), base
+
+
+def weights_of(record: dict) -> dict:
+    (file,) = Path(record["detector"]).glob("detector/step-*/*.safetensors")
+    return load_file(file)
+
+
+@pytest.mark.timeout(2700)  # six starts of torch; long only where many others compute
+def test_two_processes_give_the_answer_of_one(places):
+    data, run, base = places
+    twice = Path(shutil.copytree(run, base / "twice"))
+    alone = json.loads(snclr(1, "detect", run, "--data", data, *FLAGS, timeout=900).stdout)
+    shared = json.loads(snclr(2, "detect", twice, "--data", data, *FLAGS, timeout=900).stdout)  # printed once
+    first, second = weights_of(alone), weights_of(shared)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert (value.double() - second[name].double()).abs().max() < 1e-4, name
+    assert len((twice / "results.jsonl").read_text().splitlines()) == 1
+
+    # One detector, evaluated by one process and by two: the same to the last digit.
+    folder = ("--detector", alone["detector"])
+    again = json.loads(snclr(2, "detect", run, "--data", data, *FLAGS, *folder, timeout=900).stdout)
+    for part in ("numbers", "classes", "boxes", "masks", "detections", "model_sha256"):
+        assert again[part] == alone[part]

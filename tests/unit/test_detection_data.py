@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_coco
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools import mask as coco_mask
+
+from snclr.detection.annotation_check import rle_runs
+from snclr.detection.coco_folder import check_share, open_coco
+from snclr.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tiny_coco.write(tmp_path / "set")
+
+
+def change(folder: Path, edit, part: str = "train") -> None:
+    file = folder / "annotations" / f"instances_{part}2017.json"
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+
+
+# ---- layouts
+
+
+def test_cocos_own_layout(folder):
+    train, val, words = open_coco(folder)
+    assert [len(train), len(val)] == [6, 4]
+    assert train.folder == folder / "train2017"
+    assert val.folder == folder / "val2017"
+    assert list(train.categories.items()) == [(3, "square"), (7, "disc")]
+    assert train.classes() == {3: 1, 7: 2}
+    assert train.faults == []
+    assert [len(train.objects[i]) for i in range(6)] == [2, 1, 2, 1, 2, 0]
+    assert "instances_train2017.json" in words
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "images"),
+    [
+        ("instances_train.json", "instances_val.json", "images"),
+        ("annotations/train.json", "annotations/val.json", "images/{part}"),
+        ("train/_annotations.coco.json", "valid/_annotations.coco.json", "{part_folder}"),
+        ("annotations/person_train.json", "annotations/person_validation.json", "JPEGImages"),
+    ],
+)
+def test_other_layouts(tmp_path, train, val, images):
+    for part, name, seed in (("train", train, 0), ("val", val, 1)):
+        described, pictures = tiny_coco.content(3, seed=seed)
+        for entry in described["images"]:
+            entry["file_name"] = part + entry["file_name"]
+        place = tmp_path / images.format(part=part, part_folder=Path(name).parent)
+        tiny_coco.write_part(tmp_path / name, place, described, pictures)
+    first, second, _ = open_coco(tmp_path)
+    assert (first.file, second.file) == (tmp_path / train, tmp_path / val)
+    assert len(first) == len(second) == 3
+    assert first.path(0).is_file()
+
+
+def test_one_file_alone_is_split_by_the_seed(tmp_path):
+    described, pictures = tiny_coco.content(10)
+    tiny_coco.write_part(tmp_path / "annotations.json", tmp_path / "images", described, pictures)
+    parts = {}
+    for seed in (0, 1, 0):
+        train, val, words = open_coco(tmp_path, seed=seed)
+        assert len(train) == 8
+        assert len(val) == 2
+        assert {i.id for i in train.images} | {i.id for i in val.images} == set(range(1, 11))
+        assert "held out" in words
+        first = parts.setdefault(seed, [i.id for i in val.images])
+        assert first == [i.id for i in val.images]
+    assert parts[0] != parts[1]
+
+
+def test_flags_say_where_files_are(folder, tmp_path):
+    (folder / "annotations" / "instances_train2017.json").rename(tmp_path / "a.json")
+    (folder / "train2017").rename(tmp_path / "elsewhere")
+    train, _, _ = open_coco(
+        folder, train_annotations=tmp_path / "a.json", images=tmp_path / "elsewhere", val_images="val2017"
+    )
+    assert len(train) == 6
+    with pytest.raises(UserError, match=r"--train-annotations nope\.json is not a file"):
+        open_coco(folder, train_annotations="nope.json")
+
+
+def test_two_files_that_fit_and_none_are_errors(folder, tmp_path):
+    file = folder / "annotations" / "instances_train2017.json"
+    (folder / "annotations" / "instances_train2014.json").write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match=r"several files for train.*--train-annotations"):
+        open_coco(folder)
+    with pytest.raises(UserError, match="no COCO annotation files"):
+        open_coco(tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        open_coco(tmp_path / "nowhere")
+
+
+def test_images_that_are_nowhere_are_an_error(folder):
+    (folder / "train2017").rename(folder / "moved")
+    with pytest.raises(UserError, match="--images"):
+        open_coco(folder)
+
+
+# ---- faults
+
+
+def bad_annotation(**changes):
+    def edit(content):
+        content["annotations"].append({**copy.deepcopy(content["annotations"][0]), "id": 99, **changes})
+
+    return edit
+
+
+def rle(**changes):
+    mask = coco_mask.encode(np.asfortranarray(np.ones((64, 72), np.uint8)))
+    return {"size": [64, 72], "counts": mask["counts"].decode(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (bad_annotation(category_id=5), "category id 5 is unknown"),
+        (bad_annotation(image_id=1234), "image id 1234 is unknown"),
+        (bad_annotation(image_id=[1]), "image_id is"),
+        (bad_annotation(bbox=[100, 2, 10, 10]), "lies outside the image of 72×64"),
+        (bad_annotation(bbox=[1, 2, 0, 10]), "has no area"),
+        (bad_annotation(bbox=[1, 2, 10]), "not four finite numbers"),
+        (bad_annotation(bbox=[1, 2, float("nan"), 10]), "not four finite numbers"),
+        (bad_annotation(segmentation=[]), "the polygon is empty"),
+        (bad_annotation(segmentation=[[]]), "the polygon is empty"),
+        (bad_annotation(segmentation=[[1, 2, 3, 4]]), "three or more points"),
+        (bad_annotation(segmentation=[[1, 2, 3, 4, 5, None]]), "three or more points"),
+        (bad_annotation(segmentation=[[90, 2, 99, 4, 95, 9]]), "the polygon lies outside"),
+        (bad_annotation(segmentation=[[9, 2, 9, 4, 9, 9]]), "the polygon has no area"),
+        (bad_annotation(segmentation=None), "no segmentation"),
+        (bad_annotation(segmentation=rle(size=[72, 64])), r"RLE is of size \[72, 64\]; the image is \[64, 72\]"),
+        (bad_annotation(segmentation=rle(counts=[5, 5])), "runs have 10 pixels; the image has 4608"),
+        (bad_annotation(segmentation=rle(counts=[4608])), "mask is empty"),
+        (bad_annotation(segmentation=rle(counts=[-5, 4613])), "neither a list"),
+        (bad_annotation(segmentation=rle(counts="~~~~~~~~~~~~~~~~")), "cannot be read"),
+        (bad_annotation(segmentation=rle(counts="o")), "ends within a number"),
+        (bad_annotation(iscrowd=2), "iscrowd is 2"),
+        (bad_annotation(id=1), "the id is there twice"),
+    ],
+)
+def test_a_bad_annotation_is_named_and_left_out(folder, edit, reason):
+    change(folder, edit)
+    train, val, _ = open_coco(folder)
+    (fault,) = train.faults
+    assert (fault.kind, fault.action) == ("annotation", "left out")
+    assert fault.id in (99, 1)
+    assert fault.file == str(folder / "annotations" / "instances_train2017.json")
+    assert re.search(reason, fault.reason)
+    assert [len(train.objects[i]) for i in range(6)] == [2, 1, 2, 1, 2, 0]
+    assert val.faults == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"file_name": "gone.png"}, "the file gone.png is missing"),
+        ({"file_name": "../../../etc/hostname"}, "leads out of the image folder"),
+        ({"file_name": "/etc/hostname"}, "leads out of the image folder"),
+        ({"width": 0}, "width and height"),
+        ({"height": "64"}, "width and height"),
+        ({"id": None}, "not a number"),
+        ({"id": 2}, "there twice"),
+    ],
+)
+def test_a_bad_image_is_named_and_takes_its_objects_along(folder, changes, reason):
+    change(folder, lambda content: content["images"].insert(2, {**content["images"].pop(0), **changes}))
+    train, _, _ = open_coco(folder)
+    faults = [fault for fault in train.faults if fault.kind == "image"]
+    assert len(faults) == 1
+    assert reason in faults[0].reason
+    assert len(train) == 5
+    assert 1 not in [image.id for image in train.images]
+    with pytest.raises(UserError, match="--max-bad-share"):
+        check_share(train, 0.1)
+    if "id" not in changes:
+        check_share(train, 0.5)
+
+
+def test_a_box_over_the_edge_is_clipped_and_said(folder):
+    change(folder, lambda content: content["annotations"][0].update(bbox=[60, -4, 30, 20]))
+    train, _, _ = open_coco(folder)
+    (fault,) = train.faults
+    assert (fault.id, fault.action) == (1, "clipped")
+    assert train.objects[0][0].box == (60, 0, 12, 16)
+    check_share(train, 0.0)  # nothing was lost
+
+
+def test_files_that_are_no_annotations(folder):
+    file = folder / "annotations" / "instances_train2017.json"
+    for text, reason in (("{", "JSON"), ("[]", "holds no object"), ('{"images": []}', "no list 'annotations'")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=reason):
+            open_coco(folder)
+
+
+def test_parts_with_other_categories_are_refused(folder):
+    change(folder, lambda content: content["categories"][0].update(name="ball"), part="val")
+    with pytest.raises(UserError, match="different categories"):
+        open_coco(folder)
+
+
+def test_images_without_objects(folder):
+    train, _, _ = open_coco(folder)
+    assert len(train.trained_on(keep_empty=True)) == 6
+    chosen = train.trained_on(keep_empty=False)
+    assert [image.id for image in chosen.images] == [1, 2, 3, 4, 5]
+    assert chosen.fingerprint() != train.fingerprint()
+    change(folder, lambda content: [entry.update(iscrowd=1) for entry in content["annotations"][:2]])
+    train, _, _ = open_coco(folder)
+    assert [image.id for image in train.trained_on(keep_empty=False).images] == [2, 3, 4, 5]  # image 1: crowds alone
+
+
+def test_a_set_goes_to_workers_whole(folder):
+    train, _, _ = open_coco(folder)
+    copied = pickle.loads(pickle.dumps(train))
+    assert copied.objects[0] == train.objects[0]
+    assert copied.fingerprint() == train.fingerprint()
+    with pytest.raises(IndexError):
+        copied.objects[6]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 40), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_runs_are_those_of_pycocotools(height, width, share, seed):
+    mask = (np.random.default_rng(seed).random((height, width)) < share).astype(np.uint8)
+    runs = rle_runs(coco_mask.encode(np.asfortranarray(mask))["counts"].decode())
+    flat = np.repeat(np.arange(len(runs)) % 2, runs)
+    assert np.array_equal(flat.reshape(width, height).T, mask)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=12))
+def test_no_string_breaks_the_reader_of_runs(text):
+    try:
+        runs = rle_runs(text)
+    except ValueError:
+        return
+    assert all(isinstance(run, int) for run in runs)
