@@ -37,6 +37,7 @@ _HOME = {
     "compare": "commands.compare",
     "ablate": "commands.ablate",
     "pack": "commands.pack",
+    "report": "commands.report",
     "UserError": "errors",
 }
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from snclr.commands.linear import linear as linear
     from snclr.commands.neighbors import neighbors as neighbors
     from snclr.commands.pack import pack as pack
+    from snclr.commands.report import report as report
     from snclr.commands.search import search as search
     from snclr.data.sources import open_source as open_source
     from snclr.encoders import build_encoder as build_encoder

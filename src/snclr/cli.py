@@ -78,7 +78,8 @@ def _parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, str | None]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND ...")  # as wide as the longest command, so that its help stands beside it
+    # The dots make it as wide as the longest command, whose help then stands beside it.
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND ...")
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, text) in COMMANDS.items():
         sub = commands.add_parser(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor, nn
@@ -157,7 +157,34 @@ def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str]) -> N
     assert "looking: 100%" in capsys.readouterr().err
 
 
+@given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 15), st.integers(1, 5), st.integers(0, 9))
+@settings(deadline=None)
+def test_processes_share_the_chunks_of_one_process(n: int, batch: int, chunk: int, size: int, start: int) -> None:
+    """The same chunks in the same order, each in one process; and a plan can be taken up at any batch."""
+    whole = Plan(np.arange(n), batch=batch, chunk=chunk, epochs=2, seed=1)
+    plans = [Plan(np.arange(n), batch=batch, chunk=chunk, epochs=2, seed=1, part=(rank, size)) for rank in range(size)]
+    assert len({len(plan) for plan in plans}) == 1
+    assert {plan.steps for plan in plans} == {whole.steps}
+    start = min(start, whole.steps)
+
+    def batches(plan: Plan) -> list[list[list[int]]]:
+        found: list[list[list[int]]] = [[]]
+        for number in range(plan.first_request(start), len(plan)):
+            request = plan.request(number)
+            if len(request.ids):
+                found[-1].append(request.ids.tolist())
+            if request.ends_batch:
+                found.append([])
+        return found[:-1]
+
+    shared = [batches(plan) for plan in plans]
+    together = [[chunk for part in parts for chunk in part] for parts in zip(*shared, strict=True)]
+    assert together == batches(whole)
+    assert len(together) == whole.steps - start
+
+
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 15), st.integers(1, 3))
+@settings(deadline=None)
 def test_a_plan_gives_every_image_once_an_epoch(n: int, batch: int, chunk: int, epochs: int) -> None:
     plan = Plan(np.arange(100, 100 + n), batch=batch, chunk=chunk, epochs=epochs, seed=3)
     requests = [plan.request(number) for number in range(len(plan))]

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from snclr.errors import UserError
-from snclr.heads import mlp
+from snclr.heads import Prototypes, mlp
 
 
 def kinds(head: nn.Sequential) -> list[str]:
@@ -49,3 +49,36 @@ def test_every_parameter_gets_a_gradient():
 def test_impossible_sizes_are_refused(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
         mlp(**({"in_features": 8} | bad))
+
+
+def test_without_batch_norm_every_layer_has_a_bias():
+    head = mlp(8, 16, 4, layers=3, hidden_bn=False, activation=nn.GELU)
+    assert kinds(head) == ["Linear", "GELU", "Linear", "GELU", "Linear"]
+    assert all(part.bias is not None for part in head if isinstance(part, nn.Linear))
+
+
+def test_prototypes_give_cosines_whatever_the_lengths():
+    layer = Prototypes(4, 6)
+    x = torch.randn(3, 4)
+    expected = torch.stack([nn.functional.cosine_similarity(x, row[None]) for row in layer.weight.detach()], dim=1)
+    torch.testing.assert_close(layer(x).detach(), expected)
+    with torch.no_grad():
+        layer.weight.mul_(7)
+    torch.testing.assert_close(layer(5 * x).detach(), expected)
+
+
+def test_frozen_prototypes_have_the_same_scores_and_a_gradient_of_zero():
+    layer = Prototypes(4, 6)
+    x = torch.randn(3, 4, requires_grad=True)
+    assert torch.equal(layer(x, frozen=True), layer(x))
+    layer(x, frozen=True).square().sum().backward()
+    assert torch.equal(layer.weight.grad, torch.zeros(6, 4))
+    assert x.grad.abs().sum() > 0
+    layer(x).square().sum().backward()
+    assert layer.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("dim", "count"), [(0, 3), (3, 1)])
+def test_impossible_prototypes_are_refused(dim, count):
+    with pytest.raises(UserError, match="prototypes"):
+        Prototypes(dim, count)

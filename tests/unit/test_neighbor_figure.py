@@ -134,3 +134,13 @@ def test_pyplot_and_its_global_state_are_left_alone(tmp_path: Path) -> None:
     present = "matplotlib.pyplot" in sys.modules
     draw_neighbors([row(True)], load, load, tmp_path / "a.png")
     assert ("matplotlib.pyplot" in sys.modules) == present
+
+
+def test_captions_show_w_or_the_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from snclr.report.neighbor_figure import _Sheet
+
+    words: list[str] = []
+    monkeypatch.setattr(_Sheet, "caption", lambda self, row, column, text, below: words.append(text))
+    draw(tmp_path, row(True, False))
+    draw(tmp_path, row(True, False), show="cosine")
+    assert words == ["frog", "w₁ = 1.000", "w₂ = 0.900", "frog", "cosine 0.900", "cosine 0.900"]

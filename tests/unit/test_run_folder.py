@@ -56,6 +56,7 @@ def test_names() -> None:
         "report": "report.html",
         "export": "export",
         "nonfinite": "nonfinite.json",
+        "evaluation": "evaluation",
     }
     assert set(found.values()) == set(CONTENTS)
     assert not Path("r").exists()

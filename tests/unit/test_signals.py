@@ -51,6 +51,14 @@ def test_a_second_interrupt_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_under_torchrun_a_second_interrupt_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.exit_code == 130
+
+
 def test_handlers_are_put_back_after_an_error() -> None:
     def mine(number: int, frame: object) -> None: ...
 

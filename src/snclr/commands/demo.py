@@ -29,11 +29,12 @@ def demo(
     overwrite: bool = True,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Pretrain, kNN, linear and neighbour figure; each beside the untrained encoder and raw pixels.
+    """Pretrain, kNN, linear, neighbour figure and report; the evaluations beside the untrained encoder and raw pixels.
 
     An earlier demo in `out` is replaced, which needs `overwrite`; any other folder is left alone.
     """
     from snclr.commands.neighbors import neighbors
+    from snclr.commands.report import report
     from snclr.config import resolve
     from snclr.data.sources import open_source
     from snclr.export.encoder import load_encoder
@@ -57,6 +58,9 @@ def demo(
         "raw pixels": _score(_pixels(train, spec.image_size), _pixels(test, spec.image_size)),
     }
     figure = neighbors(out, rows=6, k=5, seed=seed, quiet=True)
+    page = report(out, rows=6, k=5, seed=seed, quiet=True) if figure.get("complete", True) else figure
+    if not page.get("complete", True):  # a person or a scheduler asked to stop
+        return {"exit_code": page["exit_code"], "out": str(out)}
     return {
         "exit_code": 0,
         "out": str(out),
@@ -65,6 +69,7 @@ def demo(
         "classes": train.classes,
         "table": table,
         "figure": figure["figure"],
+        "report": page["report"],
         "same_class_by_rank": figure["same_class_by_rank"],
     }
 
@@ -137,5 +142,6 @@ def _print(found: dict[str, Any]) -> None:
     print(f"\nProtocols (labels are used only here)\n  {any_row['knn_protocol']}\n  {any_row['linear_protocol']}")
     out = found["out"]
     print(f"\n{found['seconds'] / 60:.1f} minutes. Figure: {found['figure']}   weights: {out}/encoder.safetensors")
+    print(f"Everything on one page, for a browser: {found['report']}")
     print(f"\nLoad the encoder without snclr:\n\n{loading_snippet(load_encoder(Path(out))[1], Path(out))}")
     print("Now your own images:  snclr pretrain --data my-photos/ --out runs/photos")

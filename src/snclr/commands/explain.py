@@ -65,6 +65,11 @@ def explain(
         raise UserError(f"the figure {out} must end in .png")
     where = pick_device(device)
     method, config, _ = load_method(run, _torch_device(where))
+    if config.method != "snclr":
+        raise UserError(
+            f"{run} was trained with {config.method}, and explain takes SNCLR's loss apart: give a run of --method"
+            " snclr, or ask snclr search for the most similar images of any run"
+        )
     trained_on, note = _training_images(run, config.data)
     picture, query = _picture(image, trained_on, config.image_size)
     pixels = normalise(eval_view(picture, config.image_size)[None], where)
@@ -154,7 +159,6 @@ def _queue(method: Any, query: Source, source: Source | None, note: str | None) 
 def _folder(method: Any, query: Source, data: str, size: int, *, workers: int, device: str, quiet: bool) -> _Candidates:
     """y2 of every image of a folder (or any other data)."""
     import torch.nn.functional as F
-    from torch import nn
 
     from snclr.data.sources import open_source
     from snclr.evaluate.features import extract_features
@@ -162,8 +166,8 @@ def _folder(method: Any, query: Source, data: str, size: int, *, workers: int, d
 
     source = open_source(data, download=True)
     y2 = extract_features(
-        nn.Sequential(method.momentum_encoder, method.momentum_projector), source, image_size=size, workers=workers,
-        device=device, description="candidates", quiet=quiet,
+        method.key_network, source, image_size=size, workers=workers, device=device, description="candidates",
+        quiet=quiet,
     )  # fmt: skip
     ours, theirs = same_images(query, source)
     itself = (theirs == ours[0]).nonzero()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
-import shlex
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.commands.evaluation import Subject, add_common_flags, open_subject, show
+from snclr.commands.evaluation import Session, Subject, add_common_flags, finish, open_subject, session, show
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def finetune(
     weight_decay: float = 0.0,
     workers: int = 0,
     device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -51,45 +54,58 @@ def finetune(
     `lr` and `head_lr` (default: the same) are base rates, × batch/256. `labels` is a share or a list file.
     A stop (Ctrl-C, SIGTERM) saves, and gives a dict with `complete` False and an `exit_code`; the same call goes on.
     """
-    from snclr.evaluate.finetune import evaluate_classifier
-    from snclr.evaluate.results import append_result
+    from snclr.evaluate.resume import Interrupted
     from snclr.evaluate.scoring import match_labels
     from snclr.evaluate.subsets import choose_subset
+
+    with session(device=device, devices=devices, nodes=nodes, quiet=quiet) as at:
+        s = open_subject(run, data, test, device=at.device, seed=seed)
+        train_labels, test_labels, _ = match_labels(s.train, s.test)
+        subset = choose_subset(s.train, train_labels, labels, seed=seed)
+        settings = _settings(
+            subset, epochs=epochs, batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, seed=seed
+        )
+        job = _prepare(s, subset, settings, test_labels, from_scratch=from_scratch, workers=workers)
+        facts = {"labels": str(labels), "list": _write_list(s.run, subset, seed, at.first).name}
+        steps = {"total_steps": job.total_steps, "checkpoints": str(job.checkpoints)}
+        with _locked(job.checkpoints.parent, at.first):
+            try:
+                step = _train(at, job, words=_opening(s, subset, settings, from_scratch))
+                if step < job.total_steps:
+                    assert at.stop.requested is not None
+                    return at.stopped("finetune", Interrupted(at.stop.requested), step=step, **steps)
+                return _test(at, s, job, subset, test_labels, from_scratch=from_scratch, base=(lr, head_lr), **facts)
+            except Interrupted as error:  # in the test
+                return at.stopped("finetune", error, step=job.total_steps, **steps)
+
+
+def _test(
+    at: Session, s: Subject, job: Finetuning, subset: LabelledSubset, test_labels: Any, *, from_scratch: bool,
+    base: tuple[float, float | None], **facts: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Test what was trained and write the result; then nothing is left to go on with."""
+    from snclr.evaluate.finetune import evaluate_classifier
     from snclr.export.encoder import weights_digest
     from snclr.train.durable import discard
 
-    s = open_subject(run, data, test, device=device, seed=seed)
-    train_labels, test_labels, _ = match_labels(s.train, s.test)
-    subset = choose_subset(s.train, train_labels, labels, seed=seed)
-    settings = _settings(
-        subset, epochs=epochs, batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, seed=seed
+    score = evaluate_classifier(
+        job.model, job.classes, s.test, test_labels, image_size=s.spec.image_size, workers=job.workers, device=s.device,
+        quiet=at.quiet, stop=at.stop,
+    )  # fmt: skip
+    skipped = job.skipped
+    record = at.record(
+        s.run,
+        "finetune-scratch" if from_scratch else "finetune",
+        {"top1": score.top1, "top5": score.top5},
+        _protocol(s, subset, job, score, len(skipped), from_scratch=from_scratch, base=base),
+        settings=asdict(job.settings),
+        **facts,
+        list_sha256=subset.sha256,
+        model_sha256=weights_digest(job.model.state_dict()),
+        skipped=[asdict(skip) for skip in (*skipped, *score.skipped)],
     )
-    job = _prepare(s, subset, settings, test_labels, from_scratch=from_scratch, workers=workers)
-    list_file = _write_list(s.run, subset, seed)
-    lock = _locked(job.checkpoints.parent)
-    try:
-        stopped = _train(job, quiet=quiet, words=_opening(s, subset, settings, from_scratch))
-        if stopped:
-            return {"kind": "finetune", "complete": False, **stopped}
-        score = evaluate_classifier(
-            job.model, job.classes, s.test, test_labels, image_size=s.spec.image_size, workers=workers, device=s.device,
-            quiet=quiet,
-        )  # fmt: skip
-        record = append_result(
-            s.run,
-            "finetune-scratch" if from_scratch else "finetune",
-            {"top1": score.top1, "top5": score.top5},
-            _protocol(s, subset, settings, job, score, from_scratch=from_scratch, base=(lr, head_lr)),
-            settings=asdict(settings),
-            labels=str(labels),
-            list=list_file.name,
-            list_sha256=subset.sha256,
-            model_sha256=weights_digest(job.model.state_dict()),
-            skipped=[asdict(skip) for skip in (*job.loader.skipped, *score.skipped)],
-        )
-        discard(job.checkpoints.parent)  # the result is on disk: nothing is left to go on with
-    finally:
-        lock.release()
+    if at.first:
+        discard(job.checkpoints.parent)
     return record
 
 
@@ -141,47 +157,49 @@ def _prepare(
     )  # fmt: skip
 
 
-def _write_list(run: Path, subset: LabelledSubset, seed: int) -> Path:
+def _write_list(run: Path, subset: LabelledSubset, seed: int, first: bool) -> Path:
     """The list of the images, in the run folder; one of the same name with other images is kept."""
+    from snclr.distributed import broadcast_object
     from snclr.train.durable import write_atomic
 
+    if not first:
+        return broadcast_object(run)
     path = run / f"finetune-{subset.tag}-seed{seed}.txt"
     if path.is_file() and path.read_bytes() != subset.text.encode():
         path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
     write_atomic(path, subset.text)
-    return path
+    return broadcast_object(path)
 
 
-def _locked(folder: Path) -> Any:
+@contextlib.contextmanager
+def _locked(folder: Path, first: bool) -> Iterator[None]:
+    from snclr.distributed import fail_together
     from snclr.train.durable import FileLock
 
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".finetune.lock")
-    if not lock.acquire():
-        raise UserError(f"the same fine-tuning is already under way ({lock.holder()}, in {folder}); wait for it")
-    lock.describe_holder()
-    return lock
+    refused = None
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        if lock.acquire():
+            lock.describe_holder()
+        else:
+            who = f"{lock.holder()}, in {folder}"
+            refused = UserError(f"the same fine-tuning is already under way ({who}); wait for it")
+    fail_together(refused)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def _train(job: Finetuning, *, quiet: bool, words: str) -> dict[str, Any] | None:
-    """Train; None at the end, or what to return where a stop was asked for."""
+def _train(at: Session, job: Finetuning, *, words: str) -> int:
+    """Train to the end, or until a stop is asked for; the steps done."""
     from snclr.train.progress import Progress
-    from snclr.train.signals import StopRequest
 
     total = job.total_steps * job.settings.batch_size
-    with StopRequest() as stop, Progress("fine-tuning", total, quiet=quiet) as progress:
+    with Progress("fine-tuning", total, quiet=at.quiet) as progress:
         progress.say(words)
-        step = job.train(progress, stop)
-        if step == job.total_steps:
-            return None
-        assert stop.requested is not None
-        return {
-            "step": step,
-            "total_steps": job.total_steps,
-            "stopped_by": stop.requested.name,
-            "exit_code": stop.exit_code,
-            "checkpoints": str(job.checkpoints),
-        }
+        return job.train(progress, at.stop)
 
 
 def _opening(s: Subject, subset: LabelledSubset, settings: FinetuneSettings, from_scratch: bool) -> str:
@@ -190,17 +208,18 @@ def _opening(s: Subject, subset: LabelledSubset, settings: FinetuneSettings, fro
 
 
 def _protocol(
-    s: Subject, subset: LabelledSubset, settings: FinetuneSettings, job: Finetuning, score: Score, *,
-    from_scratch: bool, base: tuple[float, float | None],
+    s: Subject, subset: LabelledSubset, job: Finetuning, score: Score, unread: int, *, from_scratch: bool,
+    base: tuple[float, float | None],
 ) -> str:  # fmt: skip
-    """How it was measured, in full."""
+    """How it was measured, in full; `unread` training images could not be read."""
     from snclr.evaluate.scoring import describe_sets
 
+    settings = job.settings
     head = base[0] if base[1] is None else base[1]
     rates = f"learning rate {settings.lr:g} for the encoder ({base[0]:g} × batch/256) and {settings.head_lr:g} for the "
     rates += f"head ({head:g} × batch/256)"
     start = "from scratch (new weights)" if from_scratch else "from the pre-trained encoder"
-    unreadable = len(job.loader.skipped) + len(score.skipped)
+    unreadable = unread + len(score.skipped)
     return (
         f"fine-tuning {start}: whole network and a linear head on {subset.words}, list sha256 {subset.sha256[:16]}…, "
         f"random resized crop and flip at {s.spec.image_size} px, SGD (Nesterov momentum {settings.momentum:g}, weight "
@@ -215,7 +234,7 @@ def _protocol(
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Flags of the command."""
     parser.epilog = EXAMPLES
-    add_common_flags(parser)
+    add_common_flags(parser, cache=False)
     parser.add_argument(
         "--labels", default="10%", metavar="SHARE|FILE",
         help="a share of the training part's labels such as 1%% or 10%%, or a file with the name of an image a line",
@@ -230,32 +249,9 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _run(a: argparse.Namespace) -> int:
-    import sys
-
     record = finetune(
         a.run, data=a.data, test=a.test, labels=a.labels, from_scratch=a.from_scratch, epochs=a.epochs,
         batch_size=a.batch_size, lr=a.lr, head_lr=a.head_lr, weight_decay=a.weight_decay, workers=a.workers,
-        device=a.device, seed=a.seed, quiet=a.json,
+        device=a.device, devices=a.devices, nodes=a.nodes, seed=a.seed, quiet=a.json,
     )  # fmt: skip
-    if record.get("complete", True):
-        show(record, a.json)
-        return 0
-    if a.json:
-        print(json.dumps(record))
-    print(
-        f"stopped by {record['stopped_by']} after step {record['step']} of {record['total_steps']}; everything is "
-        f"saved. Go on with the same command:\n  {_command(a)}",
-        file=sys.stderr,
-    )
-    return int(record["exit_code"])
-
-
-def _command(a: argparse.Namespace) -> str:
-    """The command as it was given, to be pasted."""
-    flags = {
-        "data": a.data, "test": a.test, "labels": a.labels, "epochs": a.epochs, "batch-size": a.batch_size, "lr": a.lr,
-        "head-lr": a.head_lr, "weight-decay": a.weight_decay, "seed": a.seed, "workers": a.workers, "device": a.device,
-    }  # fmt: skip
-    words = ["snclr", "finetune", a.run, *(f"--{name}={value}" for name, value in flags.items() if value is not None)]
-    words += ["--from-scratch"] * a.from_scratch + ["--json"] * a.json
-    return shlex.join(words)
+    return finish(record, a, show)

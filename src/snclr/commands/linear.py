@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from snclr.commands.evaluation import Subject, add_common_flags, open_subject, show
+from snclr.commands.evaluation import Session, Subject, add_common_flags, finish, open_subject, session, show
 from snclr.errors import UserError
+
+if TYPE_CHECKING:
+    from snclr.evaluate.resume import Kept
 
 PROTOCOLS = ("cached", "paper")
 EXAMPLES = """examples:
@@ -18,6 +21,8 @@ cached   features of centre crops computed once; a grid of learning rates, the b
          training set, never on the test set
 paper    random resized crops and flips through the frozen encoder in every epoch; SGD 0.9, no weight decay, cosine,
          base learning rate 0.1 for ResNets and 3 for ViTs × batch/256
+
+The same command goes on where an interrupted one stopped. Features are kept in RUN/evaluation/features.
 """
 
 
@@ -32,51 +37,70 @@ def linear(
     lr: float | None = None,
     workers: int = 0,
     device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
+    cache: bool = True,
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a run by a linear classifier; the result, with its protocol, is also added to results.jsonl.
 
     `lr` is the base learning rate of the paper's protocol, or the only one tried on cached features.
+    A stop (Ctrl-C, SIGTERM) saves, and gives a dict with `complete` False and an `exit_code`; the same call goes on.
     """
-    from snclr.evaluate.results import append_result
+    from snclr.evaluate.resume import Interrupted
 
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol must be one of {', '.join(PROTOCOLS)}, not {protocol!r}")
-    s = open_subject(run, data, test, device=device, seed=seed)
     chosen = {"epochs": epochs, "batch_size": batch_size}
     settings = {name: value for name, value in chosen.items() if value is not None}
-    evaluate = _cached if protocol == "cached" else _paper
-    result, skipped = evaluate(s, lr=lr, workers=workers, seed=seed, quiet=quiet, **settings)
-    numbers = {"top1": result.top1, "top5": result.top5}
-    facts = {"learning_rate": result.learning_rate, "skipped": skipped}
-    return append_result(run, f"linear-{protocol}", numbers, result.protocol, **facts)
+    kind = f"linear-{protocol}"
+    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as at:
+        try:
+            s = open_subject(run, data, test, device=at.device, seed=seed)
+            with at.kept(run, kind, {**s.identity, **settings, "lr": lr, "seed": seed}) as kept:
+                evaluate = _cached if protocol == "cached" else _paper
+                result, skipped = evaluate(at, s, lr=lr, workers=workers, seed=seed, kept=kept, **settings)
+                numbers = {"top1": result.top1, "top5": result.top5}
+                facts = {"learning_rate": result.learning_rate, "skipped": skipped}
+                return at.record(run, kind, numbers, result.protocol, **facts)
+        except Interrupted as error:
+            return at.stopped(kind, error)
 
 
-def _cached(s: Subject, *, lr: float | None, workers: int, seed: int, quiet: bool, **settings: Any) -> tuple[Any, int]:
-    from snclr.evaluate.features import extract_features
+def _cached(
+    at: Session, s: Subject, *, lr: float | None, workers: int, seed: int, kept: Kept, **settings: Any
+) -> tuple[Any, int]:
     from snclr.evaluate.linear import LEARNING_RATES, linear_cached
     from snclr.evaluate.scoring import match_labels
 
     train_labels, test_labels, _ = match_labels(s.train, s.test)
-    common: dict[str, Any] = {"image_size": s.spec.image_size, "workers": workers, "device": s.device, "quiet": quiet}
-    train = extract_features(s.encoder, s.train, labels=train_labels, description="training features", **common)
-    tested = extract_features(s.encoder, s.test, labels=test_labels, description="test features", **common)
+    common: dict[str, Any] = {"image_size": s.spec.image_size, "workers": workers}
+    train = at.features(s.run, s.encoder, s.train, labels=train_labels, description="training features", **common)
+    tested = at.features(s.run, s.encoder, s.test, labels=test_labels, description="test features", **common)
     rates = LEARNING_RATES if lr is None else (lr,)
     result = linear_cached(
         train.features, train.labels, tested.features, tested.labels, learning_rates=rates, seed=seed, data=s.words,
-        quiet=quiet, **settings,
+        device=at.device, kept=kept, stop=at.stop, quiet=at.quiet, **settings,
     )  # fmt: skip
     return result, len(train.skipped) + len(tested.skipped)
 
 
-def _paper(s: Subject, *, lr: float | None, workers: int, seed: int, quiet: bool, **settings: Any) -> tuple[Any, int]:
+def _paper(
+    at: Session, s: Subject, *, lr: float | None, workers: int, seed: int, kept: Kept, **settings: Any
+) -> tuple[Any, int]:
+    from snclr.evaluate.feature_store import open_store
     from snclr.evaluate.linear import BASE_LR, linear_probe
 
     kind = "vit" if "vit" in s.spec.name or "deit" in s.spec.name else "resnet"
+    size = s.spec.image_size
+    store = None
+    if at.cache:
+        store = open_store(s.run, "encoder", s.encoder.state_dict(), s.test, image_size=size, device=at.device)
     result = linear_probe(
-        s.encoder, s.train, s.test, image_size=s.spec.image_size, base_lr=BASE_LR[kind] if lr is None else lr,
-        seed=seed, workers=workers, device=s.device, data=s.words, quiet=quiet, **settings,
+        s.encoder, s.train, s.test, image_size=size, base_lr=BASE_LR[kind] if lr is None else lr, seed=seed,
+        workers=workers, device=at.device, data=s.words, kept=kept, stop=at.stop, store=store, quiet=at.quiet,
+        **settings,
     )  # fmt: skip
     return result, len(result.skipped)
 
@@ -97,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 def _run(a: argparse.Namespace) -> int:
     record = linear(
         a.run, data=a.data, test=a.test, protocol=a.protocol, epochs=a.epochs, batch_size=a.batch_size, lr=a.lr,
-        workers=a.workers, device=a.device, seed=a.seed, quiet=a.json,
+        workers=a.workers, device=a.device, devices=a.devices, nodes=a.nodes, cache=not a.no_cache, seed=a.seed,
+        quiet=a.json,
     )  # fmt: skip
-    show(record, a.json)
-    return 0
+    return finish(record, a, show)

@@ -14,6 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("filter", nargs="?", help="show only names that contain this, e.g. vit_small")
     if name == "recipes":
         parser.add_argument("recipe", nargs="?", help="show the settings of this one")
+    if name == "methods":
+        parser.add_argument("method", nargs="?", help="show the settings that this one uses, and its defaults")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(handler=functools.partial(_run, name))
 
@@ -49,7 +51,28 @@ def _encoders(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-def _methods(arguments: argparse.Namespace) -> dict[str, str]:
+def _methods(arguments: argparse.Namespace) -> dict[str, Any]:
     from snclr.methods import METHODS
 
-    return METHODS
+    if arguments.method:
+        return _method(arguments.method)
+    return {name: info.paper for name, info in METHODS.items()}
+
+
+def _method(name: str) -> dict[str, Any]:
+    """A method's paper and every setting it uses, with the value it has unless a recipe or a flag says otherwise."""
+    import dataclasses
+    import difflib
+
+    from snclr.config import PretrainConfig
+    from snclr.errors import UserError
+    from snclr.methods import METHODS
+
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UserError(f"there is no method {name!r}{hint}; there are: {', '.join(METHODS)}")
+    info = METHODS[name]
+    own = info.defaults | info.full_size
+    used = {f.name: own.get(f.name, f.default) for f in dataclasses.fields(PretrainConfig) if f.name in info.settings}
+    return {"paper": info.paper, **used}

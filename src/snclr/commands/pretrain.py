@@ -14,6 +14,7 @@ EXAMPLES = """examples:
   snclr pretrain --data my-photos/ --out runs/photos
   snclr pretrain --recipe cifar --data cifar10 --out runs/cifar --epochs 100
   snclr pretrain --recipe vit-small-imagenet --data imagenet/train --out runs/vit-s
+  snclr pretrain --method byol --data my-photos/ --out runs/byol
   snclr pretrain --resume --out runs/photos
 
 A recipe sets the defaults (`snclr recipes` lists them) and a flag wins over the recipe. The defaults shown are those of

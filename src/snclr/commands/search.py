@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.commands.evaluation import data_of, pick_device
+from snclr.commands.evaluation import Session, data_of, finish, run_encoder, session
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,30 +48,43 @@ def search(
     out: str | Path | None = None,
     workers: int = 0,
     device: str = "auto",
+    cache: bool = True,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """The k most similar images of `data` to an image, or to every image of a folder, by the run's encoder.
 
     `embeddings` is a file of `snclr.embed` of the same run, whose features are then not computed again.
     """
-    from snclr.evaluate.features import extract_features
-    from snclr.evaluate.queries import open_queries, query_labels, same_images
-    from snclr.evaluate.search_index import choose, find_similar
-    from snclr.export.encoder import load_encoder, weights_digest
+    from snclr.evaluate.resume import Interrupted
+    from snclr.evaluate.search_index import choose
 
     if out is not None and Path(out).suffix.lower() != ".png":
         raise UserError(f"the figure {out} must end in .png")
     choose(index, 1, 1)  # an index that is unknown or not installed is refused before anything is computed
-    encoder, spec = load_encoder(Path(run))
+    with session(device=device, cache=cache, quiet=quiet) as at:
+        try:
+            return _search(at, run, image, data, k=k, index=index, embeddings=embeddings, split=split, out=out,
+                           workers=workers)  # fmt: skip
+        except Interrupted as error:
+            return at.stopped("search", error)
+
+
+def _search(
+    at: Session, run: str | Path, image: str | Path, data: str | None, *, k: int, index: str,
+    embeddings: str | Path | None, split: str, out: str | Path | None, workers: int,
+) -> dict[str, Any]:  # fmt: skip
+    from snclr.evaluate.queries import open_queries, query_labels, same_images
+    from snclr.evaluate.search_index import find_similar
+    from snclr.export.encoder import weights_digest
+
+    encoder, spec = run_encoder(run)
     saved = None if embeddings is None else _saved(Path(embeddings), weights_digest(encoder.state_dict()), run)
     collection = _open_collection(data, run, split, saved)
     queries = open_queries(image, collection)
-    common: dict[str, Any] = {
-        "image_size": spec.image_size, "workers": workers, "device": pick_device(device), "quiet": quiet
-    }  # fmt: skip
-    asked = extract_features(encoder, queries, description="queries", **common)
+    common: dict[str, Any] = {"image_size": spec.image_size, "workers": workers}
+    asked = replace(at, cache=False).features(run, encoder, queries, description="queries", **common)
     there = (
-        extract_features(encoder, collection, description="collection", **common)
+        at.features(run, encoder, collection, description="collection", **common)
         if saved is None
         else _as_features(saved, collection)
     )
@@ -178,7 +191,8 @@ def _draw(rows: list[NeighborRow], queries: Source, collection: Source, path: Pa
     from snclr.report.neighbor_figure import draw_neighbors
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_neighbors(rows[:MOST_ROWS], queries.load, collection.load, path, title=f"most similar in {collection.name}")
+    title = f"most similar in {collection.name}"
+    draw_neighbors(rows[:MOST_ROWS], queries.load, collection.load, path, title=title, show="cosine")
     return str(path)
 
 
@@ -188,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("run", metavar="RUN", help="a run folder, the --out of snclr pretrain")
     parser.add_argument("image", metavar="IMAGE", help="an image file, a folder of them, or a key of the collection")
     parser.add_argument(
-        "--data", help="the collection: a folder, a list file, a built-in name (default: the run's own)"
+        "--data", help="the collection: a folder, a list, shards, a data set by name (default: the run's own)"
     )
     parser.add_argument("--k", type=int, default=10, metavar="N", help="similar images to find")
     parser.add_argument("--index", choices=("auto", "exact", "faiss"), default="auto", help="how to search")
@@ -197,6 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--out", metavar="PNG", help=f"draw the result (the first {MOST_ROWS} queries)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode images")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--no-cache", action="store_true", help="neither use nor keep features in the run folder")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(handler=_run)
 
@@ -204,11 +219,15 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 def _run(a: argparse.Namespace) -> int:
     done = search(
         a.run, a.image, data=a.data, k=a.k, index=a.index, embeddings=a.embeddings, split=a.split, out=a.out,
-        workers=a.workers, device=a.device, quiet=a.json,
+        workers=a.workers, device=a.device, cache=not a.no_cache, quiet=a.json,
     )  # fmt: skip
-    if a.json:
+    return finish(done, a, _show)
+
+
+def _show(done: dict[str, Any], as_json: bool) -> None:
+    if as_json:
         print(json.dumps(done))
-        return 0
+        return
     for row in done["queries"]:
         print(row["key"])
         for neighbor in row["neighbors"]:
@@ -220,4 +239,3 @@ def _run(a: argparse.Namespace) -> int:
         print(f"{len(done['skipped'])} images could not be read, e.g. {first['key']}: {first['reason']}")
     if done["figure"]:
         print(f"wrote {done['figure']}")
-    return 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from snclr.errors import UserError
-from snclr.train.durable import explain_full_disk, fsync_folder, partial_path, write_atomic
+from snclr.train.durable import replacing, write_atomic
 
 FORMATS = (".npy", ".npz", ".parquet")
 _META = "snclr"  # under which name parquet keeps our metadata
@@ -74,7 +71,7 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
     assert embeddings.features.shape[:1] == (len(embeddings.keys),)
     kind = path.suffix.lower()
     write = {".npy": _write_npy, ".npz": _write_npz, ".parquet": _write_parquet}[kind]
-    with _replacing(path, embeddings.features.nbytes) as file:
+    with replacing(path, embeddings.features.nbytes) as file:
         write(file, embeddings)
     if kind == ".npy":
         names = {
@@ -172,21 +169,3 @@ def _pyarrow(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError("parquet files need pyarrow: pip install 'snclr[parquet]', or use .npy or .npz") from error
-
-
-@contextlib.contextmanager
-def _replacing(path: Path, size: int) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends well; features are never held a second time."""
-    partial = partial_path(path)
-    with explain_full_disk(path, size):
-        try:
-            with open(partial, "xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-        fsync_folder(path.parent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,12 +22,15 @@ from torch import Tensor, nn
 from snclr.data.loader import Batch, Skip, ViewLoader
 from snclr.data.sources import Source
 from snclr.data.views import TRAIN_CROP
+from snclr.distributed import fail_together, gather_objects, rank_and_size, sum_over_processes
 from snclr.encoders import EncoderSpec, build_encoder
 from snclr.errors import UserError
 from snclr.evaluate.features import extract_features
+from snclr.evaluate.resume import load_together
 from snclr.evaluate.scoring import check_classes, labelled, top_shares, true_ranks
+from snclr.sync_batch_norm import synchronise_batch_norm
 from snclr.train import state
-from snclr.train.checkpoint import latest_checkpoint, save_checkpoint
+from snclr.train.checkpoint import save_checkpoint
 from snclr.train.progress import Progress
 from snclr.train.schedule import warmup_cosine
 from snclr.train.signals import StopRequest
@@ -119,7 +123,9 @@ class Finetuning:
     def __post_init__(self) -> None:
         self.model.to(self.device)
         self.model.encoder.to(memory_format=torch.channels_last)
+        self.model = synchronise_batch_norm(self.model)
         s = self.settings
+        self.rank, self.processes = rank_and_size()
         groups = [{"params": [p for p in self.model.encoder.parameters() if p.requires_grad], "lr": s.lr}]
         groups.append({"params": list(self.model.head.parameters()), "lr": s.head_lr})
         self.optimizer = torch.optim.SGD(
@@ -128,7 +134,7 @@ class Finetuning:
         # Every share of bad images is taken: they are replaced by others, listed, and counted in the result.
         self.loader = ViewLoader(
             self.source, views=(TRAIN_CROP,), image_size=self.image_size, batch_size=s.batch_size, seed=s.seed,
-            workers=self.workers, device=self.device, max_bad_share=1.0,
+            workers=self.workers, rank=self.rank, world_size=self.processes, device=self.device, max_bad_share=1.0,
         )  # fmt: skip
 
     @property
@@ -136,56 +142,96 @@ class Finetuning:
         """Steps of the whole training."""
         return self.settings.epochs * self.loader.steps_per_epoch
 
+    @property
+    def skipped(self) -> list[Skip]:
+        """The training images that could not be read, by any process (each must ask)."""
+        found = {skip.index: skip for skips in gather_objects(self.loader.skipped) for skip in skips}
+        return list(found.values())
+
     def train(self, progress: Progress, stop: StopRequest) -> int:
         """Train to the end or until a stop is asked for; the number of steps done in all, of which nothing is lost."""
         step = saved = self._resume(progress)
         last = time.monotonic()
         clock = time.perf_counter()
         self.model.train()
-        for batch in self.loader.batches(step, self.total_steps):
+        for batch in self._batches(step):
             waited = time.perf_counter() - clock
             loss = self._step(batch)
             step = batch.step + 1
             progress.update(
-                len(batch.ids), waited, time.perf_counter() - clock - waited,
+                len(batch.ids) * self.processes, waited, time.perf_counter() - clock - waited,
                 {"epoch": f"{batch.epoch + 1}/{self.settings.epochs}", "loss": loss},
             )  # fmt: skip
-            if time.monotonic() - last >= SAVE_SECONDS:
+            # What one process decides by its clock or its signals, all do in the same step.
+            news = gather_objects((stop.requested, time.monotonic() - last >= SAVE_SECONDS))
+            asked = next((number for number, _ in news if number is not None), None)
+            if news[0][1]:
                 self._save(step)
                 saved, last = step, time.monotonic()
-            if stop.requested is not None:
+            if asked is not None:
+                stop.request(asked)
                 break
             clock = time.perf_counter()
         if saved != step:
             self._save(step)
         return step
 
+    def _batches(self, start: int) -> Iterator[Batch]:
+        """This process's batches; where one process cannot read its images, all stop with it."""
+        batches = self.loader.batches(start, self.total_steps)
+        while True:
+            batch, failure = None, None
+            try:
+                batch = next(batches, None)
+            except UserError as error:
+                failure = error
+            fail_together(failure)
+            if batch is None:
+                return
+            yield batch
+
     def _step(self, batch: Batch) -> float:
         s = self.settings
         for group, peak in zip(self.optimizer.param_groups, (s.lr, s.head_lr), strict=True):
             group["lr"] = warmup_cosine(batch.step, total_steps=self.total_steps, warmup_steps=0, peak=peak)
-        # Dropout and drop-path draw from the global generator: seeded by the step, it has no state to save.
-        torch.manual_seed(s.seed * 1_000_003 + batch.step)
+        # Dropout and drop-path draw from the global generator: seeded by the step, it has no state to save. Processes
+        # have other images, and draw other numbers.
+        torch.manual_seed(s.seed * 1_000_003 + batch.step + self.rank * 1_000_000_007)
         assert batch.labels is not None
         target = torch.searchsorted(self.classes.to(batch.labels.device), batch.labels)
         loss = F.cross_entropy(self.model(batch.views[0]).float(), target)
-        if not bool(loss.isfinite()):
+        mean = sum_over_processes(loss.detach().clone()) / self.processes
+        if not bool(mean.isfinite()):
             raise UserError(
                 f"step {batch.step}: the loss is not finite; the learning rates {s.lr:g} (encoder) and {s.head_lr:g} "
                 "(head) are too high. Give a lower --lr or --head-lr"
             )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        self._average_gradients()
         self.optimizer.step()
-        return float(loss.detach())
+        return float(mean)
+
+    def _average_gradients(self) -> None:
+        """The gradient of the whole batch: its parts are equally large, so the mean of the processes' own."""
+        if self.processes == 1:
+            return
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        together = sum_over_processes(torch.cat([gradient.flatten() for gradient in gradients])) / self.processes
+        start = 0
+        for gradient in gradients:
+            gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel()
 
     def _save(self, step: int) -> None:
-        tensors, plain = state.collect(self.model, self.optimizer)
-        info = {"identity": self.identity, "optimizer": plain, "skipped": [asdict(s) for s in self.loader.skipped]}
-        save_checkpoint(self.checkpoints, tensors, info, step=step, keep=1)
+        skipped = self.skipped
+        if self.rank == 0:
+            tensors, plain = state.collect(self.model, self.optimizer)
+            info = {"identity": self.identity, "optimizer": plain, "skipped": [asdict(skip) for skip in skipped]}
+            save_checkpoint(self.checkpoints, tensors, info, step=step, keep=1)
 
     def _resume(self, progress: Progress) -> int:
-        found = latest_checkpoint(self.checkpoints, progress.say)
+        found = load_together(self.checkpoints, progress.say)
         if found is None:
             return 0
         if found.info.get("identity") != self.identity:
@@ -210,12 +256,12 @@ class Score:
 
 def evaluate_classifier(
     model: Classifier, classes: Tensor, test: Source, labels: Any, *, image_size: int, workers: int, device: str,
-    quiet: bool,
+    quiet: bool, stop: StopRequest | None = None,
 ) -> Score:  # fmt: skip
     """Top-1 and top-5 on the centre crops of a test set whose labels (n,) are numbered as the classes (C,) are."""
     tested = extract_features(
         model, test, image_size=image_size, workers=workers, device=device, labels=labels, description="test",
-        quiet=quiet,
+        stop=stop, quiet=quiet,
     )  # fmt: skip
     scores, truth, left_out = labelled(tested.features, tested.labels, "test")
     ranks = true_ranks(scores, torch.searchsorted(classes, truth))

@@ -34,11 +34,15 @@ class Plan:
     """Batches of images, cut into numbered chunks: what a network takes at once may be less than a batch.
 
     Without `epochs`, all `ids` once, in their order, as evaluation views; with them, as often, shuffled by the seed, as
-    random crops. The last batch of an epoch may be smaller.
+    random crops. The last batch of an epoch may be smaller. Where processes share the work, `part` (rank, processes)
+    asks for its chunks of every batch alone: the chunks themselves are the same for any number of processes.
 
     >>> plan = Plan(np.arange(5), batch=3, chunk=2)
     >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
     [([0, 1], False), ([2], True), ([3, 4], True)]
+    >>> plan = Plan(np.arange(5), batch=3, chunk=2, part=(1, 2))
+    >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
+    [([2], True), ([], True)]
     """
 
     ids: Ids
@@ -46,31 +50,43 @@ class Plan:
     chunk: int
     epochs: int | None = None
     seed: int = 0
+    part: tuple[int, int] = (0, 1)
 
     @property
     def steps(self) -> int:
         """How many batches there are in all."""
-        return -(-len(self.ids) // self.batch) * (self.epochs or 1)
+        return self._steps_an_epoch * (self.epochs or 1)
 
     def __len__(self) -> int:
-        return self._chunks_an_epoch * (self.epochs or 1)
+        return self.first_request(self.steps)
+
+    def first_request(self, step: int) -> int:
+        """The number of the first request of a batch: where to go on after `step` of them."""
+        whole, rest = divmod(len(self.ids), self.batch)
+        epoch, batch = divmod(step, self._steps_an_epoch) if len(self.ids) else (0, 0)
+        return epoch * (whole * self._requests(self.batch) + self._requests(rest)) + batch * self._requests(self.batch)
 
     def request(self, number: int) -> Request:
-        """The images of one chunk."""
-        epoch, number = divmod(number, self._chunks_an_epoch)
-        batch, part = divmod(number, -(-self.batch // self.chunk))
+        """The images of one chunk; none where the others of its batch leave nothing for this process."""
+        epoch, number = divmod(number, self.first_request(self._steps_an_epoch))
+        batch, place = divmod(number, self._requests(self.batch))
         end = min((batch + 1) * self.batch, len(self.ids))
-        start = batch * self.batch + part * self.chunk
-        stop = min(start + self.chunk, end)
+        requests = self._requests(end - batch * self.batch)
+        start = min(batch * self.batch + (self.part[0] * requests + place) * self.chunk, end)
+        stop, last = min(start + self.chunk, end), place == requests - 1
         if self.epochs is None:
-            return Request(self.ids[start:stop], None, stop == end)
+            return Request(self.ids[start:stop], None, last)
         order = _order(len(self.ids), self.seed, epoch)
-        return Request(self.ids[order[start:stop]], epoch, stop == end)
+        return Request(self.ids[order[start:stop]], epoch, last)
 
     @property
-    def _chunks_an_epoch(self) -> int:
-        whole, rest = divmod(len(self.ids), self.batch)
-        return whole * -(-self.batch // self.chunk) + -(-rest // self.chunk)
+    def _steps_an_epoch(self) -> int:
+        return -(-len(self.ids) // self.batch)
+
+    def _requests(self, images: int) -> int:
+        """How many chunks of a batch of so many images fall to each process, at most."""
+        chunks = -(-images // self.chunk)
+        return -(-chunks // self.part[1])
 
 
 @functools.lru_cache(maxsize=2)  # asked for again at every chunk of an epoch
@@ -87,14 +103,15 @@ class Chunk(NamedTuple):
     ends_batch: bool
 
 
-def read_chunks(source: Source, plan: Plan, *, image_size: int, workers: int = 0) -> Iterator[Chunk]:
-    """All chunks of a plan, in order; `workers` processes decode files ahead (one thread, where there are none)."""
+def read_chunks(source: Source, plan: Plan, *, image_size: int, workers: int = 0, start: int = 0) -> Iterator[Chunk]:
+    """The chunks of a plan from batch `start` on; `workers` processes decode files ahead (a thread, for arrays)."""
     reader = _Reader(source, plan, image_size)
-    if workers == 0:
-        return map(reader.__getitem__, range(len(plan)))
+    first = plan.first_request(start)
+    if workers == 0 or first == len(plan):  # no workers for nothing
+        return map(reader.__getitem__, range(first, len(plan)))
     if isinstance(source, ArraySource):
-        return in_thread(reader, 0, len(plan))
-    return in_processes(reader, 0, len(plan), workers=workers)
+        return in_thread(reader, first, len(plan))
+    return in_processes(reader, first, len(plan), workers=workers)
 
 
 @dataclass
@@ -107,7 +124,7 @@ class _Reader(Dataset[Chunk]):
 
     def __getitem__(self, number: int) -> Chunk:
         request = self.plan.request(number)
-        if isinstance(self.source, ArraySource):
+        if isinstance(self.source, ArraySource) and len(request.ids):
             return Chunk(request.ids, self._from_array(self.source.images, request), [], request.ends_batch)
         kept: list[int] = []
         pictures: list[Picture] = []

@@ -9,11 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr import streaming
+from snclr.distributed import gather_rows, rank_and_size
 from snclr.errors import UserError
+from snclr.evaluate.resume import Interrupted, Kept, stop_together
 from snclr.evaluate.scoring import check_classes, describe_sets, labelled, top_shares, true_ranks
+from snclr.train.progress import Progress
+from snclr.train.signals import StopRequest
 
-# Rows voted on at once: at 1,000 classes and float64 the votes are 8 MB.
-_VOTE_ROWS = 1024
+# Rows searched for and voted on at once: at 1,000 classes and float64 the votes are 2 MB.
+_VOTE_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,19 @@ def knn(
     k: int = 200,
     temperature: float = 0.07,
     leave_one_out: bool = False,
+    device: torch.device | str | None = None,
     data: str | None = None,
+    kept: Kept | None = None,
+    stop: StopRequest | None = None,
+    quiet: bool = True,
 ) -> KnnResult:
     """Class of each test feature by a vote of its k nearest training features, weighted by exp(cosine / temperature).
 
     Exact, in blocks: no more than 128 MB of similarities at once. A k above the size of the training set is lowered to
     it, and `protocol` says so. Rows with label -1 are left out. `leave_one_out`: train and test are the same set, and
-    no image is its own neighbour. `data` says what the two sets are, for the protocol.
+    no image is its own neighbour. `data` says what the two sets are, for the protocol. The search is done on `device`
+    (default: where the features are), and shared by the processes where there are several. `stop` ends it with
+    Interrupted; a call with the same `kept` goes on.
 
     >>> train, labels = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1])
     >>> knn(train, labels, torch.tensor([[2.0, 0.0], [0.1, 1.0]]), torch.tensor([0, 1]), k=2).top1
@@ -63,14 +73,12 @@ def knn(
     keys, queries = labelled(train, train_labels, "training"), labelled(test, test_labels, "test")
     classes, known = check_classes(keys.labels, queries.labels)
     asked, k = k, min(k, len(keys.labels) - int(leave_one_out))
-    itself = torch.arange(len(queries.labels), device=test.device)
-    similarity, index = streaming.topk(
-        F.normalize(queries.features.float(), dim=1),
-        F.normalize(keys.features.float(), dim=1),
-        k,
-        exclude=(itself, itself) if leave_one_out else None,
-    )
-    ranks, predictions = _vote(similarity.cpu(), keys.labels.cpu()[index.cpu()], queries.labels.cpu(), temperature)
+    where = torch.device(device or train.device)
+    votes = _Votes(
+        F.normalize(queries.features.float(), dim=1), queries.labels.cpu(),
+        F.normalize(keys.features.float(), dim=1).to(where), keys.labels.cpu(), k, temperature, leave_one_out,
+    )  # fmt: skip
+    ranks, predictions = votes.count(kept, stop, quiet=quiet or rank_and_size()[0] > 0)
     ranks[~known.cpu()] = len(classes)  # a class that no training image has cannot be right, whatever the tie
     top1, top5 = top_shares(ranks, len(classes))
     protocol = f"kNN: cosine, weighted vote, k = {k}{_lowered(asked, k)}, temperature {temperature:g}; "
@@ -84,19 +92,71 @@ def knn(
     return KnnResult(top1, top5, k, temperature, protocol, predictions)
 
 
+@dataclass
+class _Votes:
+    """Queries (n, d) and keys (m, d) of length 1, with their classes."""
+
+    queries: Tensor
+    truth: Tensor
+    keys: Tensor
+    classes: Tensor
+    k: int
+    temperature: float
+    leave_one_out: bool
+
+    def count(self, kept: Kept | None, stop: StopRequest | None, *, quiet: bool) -> tuple[Tensor, Tensor]:
+        """Rank of the true class (n,) and prediction (n,). Each round, every process takes some blocks of rows.
+
+        The blocks are the same for any number of processes, and so is the order of every sum.
+        """
+        n, (rank, size) = len(self.truth), rank_and_size()
+        blocks = -(-n // _VOTE_ROWS)
+        done = torch.empty(0, 2, dtype=torch.int64)
+        with Progress("kNN", total=n, quiet=quiet) as progress:
+            found = None if kept is None else kept.load("votes", progress.say)
+            if found is not None:
+                done = found.tensors["votes"]
+                progress.done = len(done)
+            for block in range(-(-len(done) // _VOTE_ROWS), blocks, size):
+                rows = range(min((block + rank) * _VOTE_ROWS, n), min((block + rank + 1) * _VOTE_ROWS, n))
+                part = torch.stack(self._vote(rows), dim=1) if len(rows) else done[:0]
+                done = torch.cat([done, gather_rows(part.to(self.keys.device)).cpu()])
+                progress.update(len(done) - progress.done)
+                _keep(kept, stop, done, len(done) == n)
+        return done[:, 0].clone(), done[:, 1].clone()
+
+    def _vote(self, rows: range) -> tuple[Tensor, Tensor]:
+        part = slice(rows.start, rows.stop)
+        itself = torch.arange(len(rows), device=self.keys.device)
+        similarity, index = streaming.topk(
+            self.queries[part].to(self.keys.device),
+            self.keys,
+            self.k,
+            exclude=(itself, itself + rows.start) if self.leave_one_out else None,
+        )
+        return _vote(similarity.cpu(), self.classes[index.cpu()], self.truth[part], self.temperature)
+
+
+def _keep(kept: Kept | None, stop: StopRequest | None, done: Tensor, complete: bool) -> None:
+    """Save where it is time to, or where a stop was asked for, which then goes on as Interrupted."""
+    try:
+        stop_together(stop)
+    except Interrupted:
+        if kept is not None:
+            kept.save("votes", len(done), {"votes": done})
+        raise
+    if kept is not None and kept.due and not complete:
+        kept.save("votes", len(done), {"votes": done})
+
+
 def _vote(similarity: Tensor, classes: Tensor, truth: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Rank of the true class (n,) and prediction (n,), from the neighbours' cosines and classes (n, k)."""
-    ranks, predictions = torch.empty_like(truth), torch.empty_like(truth)
+    # Relative to the nearest, whose weight is 1: the outcome is the same, and no temperature overflows. In float64, on
+    # the CPU, the order in which equal weights are summed decides nothing.
+    weight = ((similarity - similarity[:, :1]).double() / temperature).exp()
     width = int(torch.maximum(classes.max(), truth.max())) + 1
-    for start in range(0, len(truth), _VOTE_ROWS):
-        rows = slice(start, start + _VOTE_ROWS)
-        # Relative to the nearest, whose weight is 1: the outcome is the same, and no temperature overflows. In float64,
-        # on the CPU, the order in which equal weights are summed decides nothing.
-        weight = ((similarity[rows] - similarity[rows, :1]).double() / temperature).exp()
-        votes = torch.zeros(len(weight), width, dtype=torch.float64).scatter_add_(1, classes[rows], weight)
-        ranks[rows] = true_ranks(votes, truth[rows])
-        predictions[rows] = votes.argmax(dim=1)  # the first of equals
-    return ranks, predictions
+    votes = torch.zeros(len(weight), width, dtype=torch.float64).scatter_add_(1, classes, weight)
+    return true_ranks(votes, truth), votes.argmax(dim=1)  # the first of equals
 
 
 def _lowered(asked: int, k: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,13 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.data.loader import Skip
-from snclr.data.order import Ids
 from snclr.data.sources import Source
 from snclr.data.splits import hold_out
+from snclr.distributed import rank_and_size
 from snclr.errors import UserError
-from snclr.evaluate.features import Encoded, encode_batches, extract_features, frozen
+from snclr.evaluate.feature_store import FeatureStore
+from snclr.evaluate.features import encode_batches, extract_features, frozen
 from snclr.evaluate.images import Plan
 from snclr.evaluate.linear_heads import LinearHeads
+from snclr.evaluate.linear_training import Fit, Probe, feature_width, hidden
+from snclr.evaluate.resume import Kept
 from snclr.evaluate.scoring import (
     Labelled,
     check_classes,
@@ -31,7 +34,7 @@ from snclr.evaluate.scoring import (
 )
 from snclr.train.optim import scaled_lr
 from snclr.train.progress import Progress
-from snclr.train.schedule import warmup_cosine
+from snclr.train.signals import StopRequest
 
 BASE_LR = {"resnet": 0.1, "vit": 3.0}
 """The paper's base learning rates of `linear_probe`."""
@@ -75,17 +78,22 @@ def linear_probe(
     base_lr: float = BASE_LR["resnet"],
     epochs: int = 90,
     batch_size: int = 4096,
-    chunk: int = 256,
+    chunk: int = 128,
     seed: int = 0,
     workers: int = 0,
     device: torch.device | str = "cpu",
     data: str | None = None,
+    kept: Kept | None = None,
+    stop: StopRequest | None = None,
+    store: FeatureStore | None = None,
     quiet: bool = False,
 ) -> LinearResult:
     """The paper's linear evaluation: one linear layer on the frozen encoder, trained on random crops and flips.
 
     SGD, momentum 0.9, no weight decay, learning rate base_lr × batch / 256 (see `BASE_LR`), cosine to 0. The batch is
     lowered to the size of the data; `chunk` images go through the encoder at once. The encoder stays as it was.
+    Several processes share each batch, and each trains the same classifier on all of it. `stop` ends the work with
+    Interrupted; a call with the same `kept` goes on. `store` keeps the features of the test images.
     """
     _check(epochs, batch_size, [base_lr])
     train_labels, test_labels, _ = match_labels(train, test)
@@ -94,18 +102,20 @@ def linear_probe(
     y = torch.searchsorted(classes, torch.from_numpy(train_labels))  # meant for the labelled ones alone
     batch = min(batch_size, len(ids))
     lr = scaled_lr(base_lr, batch)
-    plan = Plan(ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed)
-    skipped: dict[int, Skip] = {}
-    with frozen(encoder), Progress("linear probe", total=epochs * len(ids), quiet=quiet) as progress:
+    plan = Plan(ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed, part=rank_and_size())
+    head = LinearHeads(feature_width(encoder, image_size, device), len(classes), [lr], device=device)
+    with frozen(encoder), Progress("linear probe", total=epochs * len(ids), quiet=hidden(quiet)) as progress:
+        training = Probe(head, y, plan, kept, progress)
         encoded = encode_batches(
-            encoder, train, plan, image_size=image_size, workers=workers, device=device, skipped=skipped
-        )
-        head = _train_head(encoded, y, len(classes), lr, plan.steps, progress)
-    if head is None:
+            encoder, train, plan, image_size=image_size, workers=workers, device=device, progress=progress,
+            start=training.step, stop=stop,
+        )  # fmt: skip
+        training.run(encoded)
+    if not training.seen:
         raise UserError(f"none of the labelled images of {train.name} could be read; there is nothing to train on")
     tested = extract_features(
         encoder, test, image_size=image_size, batch_size=chunk, workers=workers, device=device, labels=test_labels,
-        description="linear probe, test", quiet=quiet,
+        description="linear probe, test", store=store, stop=stop, quiet=quiet,
     )  # fmt: skip
     queries = labelled(tested.features, tested.labels, "test")
     ranks, predictions = _classify(head, queries, classes)
@@ -115,7 +125,7 @@ def linear_probe(
         f"learning rate {lr:g} ({base_lr:g} × batch/256), seed {seed}; tested on centre crops; "
         + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
     )
-    unreadable = [skipped[index] for index in sorted(skipped)] + tested.skipped
+    unreadable = [training.skipped[index] for index in sorted(training.skipped)] + tested.skipped
     return LinearResult(*top_shares(ranks, len(classes)), lr, protocol, predictions, skipped=unreadable)
 
 
@@ -129,14 +139,18 @@ def linear_cached(
     batch_size: int = 1024,
     learning_rates: Sequence[float] = LEARNING_RATES,
     seed: int = 0,
+    device: torch.device | str | None = None,
     data: str | None = None,
+    kept: Kept | None = None,
+    stop: StopRequest | None = None,
     quiet: bool = True,
 ) -> LinearResult:
     """One linear layer on features (n, d) computed once, without augmentation: minutes become seconds.
 
     All learning rates are trained at once on nine tenths of each training class; the best on the last tenth is trained
     again on all of it and tested once. Features are standardised by the training set's mean and deviation. Rows with
-    label -1 are left out. `data` says what the two sets are, for the protocol.
+    label -1 are left out. `data` says what the two sets are, for the protocol. The classifier is trained on `device`
+    (default: where the features are); `stop` ends that with Interrupted, and a call with the same `kept` goes on.
     """
     _check(epochs, batch_size, learning_rates)
     known, queries = labelled(train, train_labels, "training"), labelled(test, test_labels, "test")
@@ -146,10 +160,13 @@ def linear_cached(
             "take both from the same encoder"
         )
     classes = _classes(known.labels, queries.labels)
-    fit = _Fit(known.features, torch.searchsorted(classes, known.labels), len(classes), epochs, batch_size, seed, quiet)
+    fit = Fit(
+        known.features, torch.searchsorted(classes, known.labels), len(classes), epochs, batch_size, seed, quiet,
+        torch.device(device or train.device), kept, stop,
+    )  # fmt: skip
     trials = [] if len(learning_rates) == 1 else _try(fit, sorted(learning_rates))
     lr = max(trials, key=lambda trial: (trial.top1, -trial.loss)).learning_rate if trials else learning_rates[0]
-    head = fit.train(np.arange(len(known.labels)), [lr])
+    head = fit.train(np.arange(len(known.labels)), [lr], "final")
     ranks, predictions = _classify(head, queries._replace(features=fit.standardise(queries.features)), classes)
     sets = describe_sets(
         len(known.labels), len(queries.labels), len(classes), left_out=known.left_out + queries.left_out, data=data
@@ -162,57 +179,7 @@ def linear_cached(
     return LinearResult(*top_shares(ranks, len(classes)), lr, protocol, predictions, trials=trials)
 
 
-def _train_head(
-    encoded: Iterator[Encoded], y: Tensor, num_classes: int, lr: float, steps: int, progress: Progress
-) -> LinearHeads | None:
-    """Train one head on batches of features as they come; y (n,) has the class of every image by its id."""
-    head: LinearHeads | None = None
-    for step, batch in enumerate(encoded):
-        if len(batch.ids):
-            x, target, _ = labelled(batch.features, y[batch.ids], "training")
-            head = head or LinearHeads(x.shape[1], num_classes, [lr], device=x.device)
-            progress.values["loss"] = head.step(x, target, _cosine(step, steps)).item()
-        progress.update(batch.asked, batch.wait_seconds, batch.compute_seconds)
-    return head
-
-
-@dataclass
-class _Fit:
-    """What every training of `linear_cached` has in common: features x (n, d), classes y (n,), settings."""
-
-    x: Tensor
-    y: Tensor
-    num_classes: int
-    epochs: int
-    batch_size: int
-    seed: int
-    quiet: bool
-
-    def __post_init__(self) -> None:
-        variance, self.mean = torch.var_mean(self.x.float(), dim=0, correction=0)
-        # A feature that never changes has nothing to say, and is not to be divided by zero.
-        self.scale = torch.where(variance > 1e-12, variance, 1.0).rsqrt()
-
-    def standardise(self, x: Tensor) -> Tensor:
-        return (x.float() - self.mean) * self.scale
-
-    def train(self, rows: Ids, learning_rates: Sequence[float]) -> LinearHeads:
-        """Train a head for each learning rate on some rows; batch by batch, so the features are never copied whole."""
-        heads = LinearHeads(self.x.shape[1], self.num_classes, learning_rates, device=self.x.device)
-        batch = min(self.batch_size, len(rows))
-        plan = Plan(rows, batch=batch, chunk=batch, epochs=self.epochs, seed=self.seed)
-        with (
-            heads.fitting_threads(batch),
-            Progress("linear classifier", total=self.epochs * len(rows), quiet=self.quiet) as progress,
-        ):
-            for step in range(plan.steps):
-                chosen = torch.from_numpy(plan.request(step).ids).to(self.x.device)
-                heads.step(self.standardise(self.x[chosen]), self.y[chosen], _cosine(step, plan.steps))
-                progress.update(len(chosen))
-        return heads
-
-
-def _try(fit: _Fit, learning_rates: Sequence[float]) -> list[Trial]:
+def _try(fit: Fit, learning_rates: Sequence[float]) -> list[Trial]:
     """Train all learning rates on most of each class and score them on the rest."""
     kept, held = hold_out(fit.y.cpu().numpy(), HELD_OUT, fit.seed)
     if len(held) == 0:
@@ -220,13 +187,13 @@ def _try(fit: _Fit, learning_rates: Sequence[float]) -> list[Trial]:
             "no class has two training images, so none can be held out to choose a learning rate; give more images, or "
             "one learning rate, e.g. learning_rates=[0.1]"
         )
-    heads = fit.train(kept, learning_rates)
-    correct, loss = torch.zeros(2, len(learning_rates), device=fit.x.device)
+    heads = fit.train(kept, learning_rates, "grid")
+    correct, loss = torch.zeros(2, len(learning_rates), device=fit.device)
     for start in range(0, len(held), _BLOCK):
-        rows = torch.from_numpy(held[start : start + _BLOCK]).to(fit.x.device)
-        for head, scores in enumerate(heads.logits(fit.standardise(fit.x[rows]))):
-            correct[head] += (true_ranks(scores, fit.y[rows]) == 0).sum()
-            loss[head] += F.cross_entropy(scores, fit.y[rows], reduction="sum")
+        x, y = fit.rows(held[start : start + _BLOCK])
+        for head, scores in enumerate(heads.logits(x)):
+            correct[head] += (true_ranks(scores, y) == 0).sum()
+            loss[head] += F.cross_entropy(scores, y, reduction="sum")
     columns = (learning_rates, (correct / len(held)).tolist(), (loss / len(held)).tolist())
     return [Trial(*values) for values in zip(*columns, strict=True)]
 
@@ -254,10 +221,6 @@ def _classes(train_labels: Tensor, test_labels: Tensor) -> Tensor:
             "classifier can learn them; add training images of these classes, or take the classes out of the test set"
         )
     return classes
-
-
-def _cosine(step: int, steps: int) -> float:
-    return warmup_cosine(step, total_steps=steps, warmup_steps=0, peak=1.0)
 
 
 def _sgd(epochs: int, batch: int) -> str:

@@ -54,6 +54,15 @@ class LinearHeads:
         self.bias.addcmul_(bias_speed, self._lr, value=-scale)
         return loss
 
+    def state(self) -> dict[str, Tensor]:
+        """All that a training goes on from, not copied."""
+        return {"weight": self.weight, "bias": self.bias, "speed": self._speed[0], "bias_speed": self._speed[1]}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` gave."""
+        for name, value in self.state().items():
+            value.copy_(state[name])
+
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
         """Scores of features (n, d) by every head: (G, n, C)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +15,8 @@ from snclr.data.sources import Source
 from snclr.errors import UserError
 from snclr.evaluate.features import Features
 from snclr.soft_neighbors import nearest_neighbors, positiveness
+
+_ROWS = 1024  # queries weighed at once
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ def neighbor_table(
     k: int = 5,
     gamma: float | Literal["max"] = "max",
     temperature: float = 1.0,
+    weigh: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> list[NeighborRow]:
     """The k nearest candidates (m, D) of each query (n, D) by cosine (Eq. 3), with w by Eq. 4.
 
     With ids, a query never gets a candidate of its own id. Eq. 4 compares y1 with the neighbours: give it as
     `attention_features` (n, D) where it differs from the y2 that was searched with. `gamma="max"` scales the largest w
-    of a row to 1, as in the paper's figure.
+    of a row to 1, as in the paper's figure. `weigh` replaces Eq. 4 by the caller's own: y1 (n, D), neighbours (n, K, D)
+    and their mask (n, K) to w (n, K).
 
     >>> q, c = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]])
     >>> (row,) = neighbor_table(q, c, query_keys=["q"], candidate_keys=["a", "b"], k=2)
@@ -79,7 +83,15 @@ def neighbor_table(
     y2, candidates = F.normalize(query_features.float(), dim=1), F.normalize(candidate_features.float(), dim=1)
     y1 = y2 if attention_features is None else F.normalize(attention_features.float(), dim=1)
     found = nearest_neighbors(y2, candidates, k, ids=query_ids, candidate_ids=candidate_ids)
-    w = positiveness(y1, candidates[found.index.clamp(min=0)], found.mask, gamma=gamma, temperature=temperature)
+    parts = []
+    for start in range(0, len(y1), _ROWS):  # the neighbours' features are K times the queries'
+        part = slice(start, start + _ROWS)
+        near, mask = candidates[found.index[part].clamp(min=0)], found.mask[part]
+        if weigh is None:
+            parts.append(positiveness(y1[part], near, mask, gamma=gamma, temperature=temperature))
+        else:
+            parts.append(weigh(y1[part], near, mask))
+    w = torch.cat([found.similarity[:0], *parts])
     rows = []
     columns = (found.index.tolist(), found.similarity.tolist(), w.tolist())
     for query, (indices, cosines, weights) in enumerate(zip(*columns, strict=True)):

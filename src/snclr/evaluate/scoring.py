@@ -12,8 +12,8 @@ from snclr.data.sources import Labels, Source, align_labels
 from snclr.errors import UserError
 
 _HOW_TO_LABEL = (
-    "put the images of each class in a sub-folder of its own, or give a list file with a label after each path "
-    "(separated by a tab)"
+    "put the images of each class in a sub-folder of its own, at least two (in images of one class there is nothing to "
+    "tell apart), or give a list file with a label after each path (separated by a tab)"
 )
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -47,8 +47,11 @@ def draw_neighbors(
     path: Path | str,
     *,
     title: str | None = None,
+    show: Literal["w", "cosine"] = "w",
 ) -> None:
     """Write the figure to `path` (PNG). The two functions give an image, uint8 (H, W, 3), for an index of the rows.
+
+    Under each neighbour stands its w, or, where `show` says so, its cosine.
 
     A green edge marks a neighbour of the input's class, a red one another class, a grey one an unknown class.
     """
@@ -65,7 +68,8 @@ def draw_neighbors(
         for rank, found in enumerate(row.neighbors, start=1):
             sheet.picture(number, rank, _load(load_candidate, found.index), edge=_edge_colour(found))
             other = found.label if found.same_class is False and found.label else ""
-            sheet.caption(number, rank, f"w{str(rank).translate(_SUBSCRIPTS)} = {found.w:.3f}", other)
+            value = f"w{str(rank).translate(_SUBSCRIPTS)} = {found.w:.3f}"
+            sheet.caption(number, rank, value if show == "w" else f"cosine {found.cosine:.3f}", other)
     write_atomic(path, sheet.png())
 
 

@@ -34,7 +34,7 @@ CONTENTS = (  # checkpoints first: a folder whose deletion was cut short must no
 )
 """Every name a run writes. `overwrite` deletes these, and what `OF_EVALUATIONS` match, and nothing else."""
 OF_EVALUATIONS = ("finetune-*", "detect-*")
-"""What fine-tuning leaves in the folder: lists of labelled images, and the checkpoints of an interrupted one."""
+"""What fine-tuning and detection leave in the folder: lists of images, detectors, checkpoints of interrupted ones."""
 
 
 class RunFolder:

@@ -41,15 +41,21 @@ def resume_config(settings: dict[str, Any]) -> PretrainConfig:
         return resolve(settings)  # killed before its settings were written: nothing is lost by starting anew
     saved = read_config(path)
     given = {name: value for name, value in settings.items() if value is not None}
+    _refuse_change("method", given.get("method", saved.get("method")), saved, given)  # first: it decides on the others
     asked = resolve({**{k: v for k, v in saved.items() if k not in ("resume", "overwrite")}, **given})
     for name, value in asked.to_dict().items():
-        if name in given and name not in MAY_CHANGE_ON_RESUME and value != saved.get(name):
-            raise UserError(
-                f"the run in {settings['out']} has {name}={saved.get(name)!r}, and {name}={value!r} was asked for: a"
-                " run is resumed with its own settings. Leave the flag out, or start a new run (another --out, and"
-                " --init-from for its weights)."
-            )
+        if name in given and name not in MAY_CHANGE_ON_RESUME:
+            _refuse_change(name, value, saved, given)
     return asked
+
+
+def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str, Any]) -> None:
+    if value != saved.get(name):
+        raise UserError(
+            f"the run in {given['out']} has {name}={saved.get(name)!r}, and {name}={value!r} was asked for: a run is"
+            " resumed with its own settings. Leave the flag out, or start a new run (another --out, and --init-from for"
+            " its weights)."
+        )
 
 
 def load_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig, EncoderSpec]:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ from snclr.distributed import barrier, open_store, rank_and_size
 BEAT_SECONDS = 1.0
 ORPHAN_SECONDS = 8.0
 """How long an orphan may take to save and leave."""
+LAUNCHER_SECONDS = 15
+"""How long a launcher whose rendezvous cannot be reached may take to end by itself."""
 _EXIT_CODE = 1
 _ANSWER_SECONDS = 5.0
 
@@ -113,6 +116,8 @@ class Watch:
             silence = 0.0 if self._heard else silence + BEAT_SECONDS
             self._heard = False
             if silence > self._timeout:
+                if self._parent is not None and not self._stop.is_set():
+                    _see_off(self._parent)
                 self._end_by(f"process 0 has not answered for {self._timeout:g} seconds")
 
     def _end_by(self, verdict: str | None) -> None:
@@ -149,6 +154,21 @@ class Watch:
 def _has_launcher() -> bool:
     """Whether a parent process looks after this one (a shell does not: a run may outlive its terminal)."""
     return "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", "0")) > 0
+
+
+def _see_off(launcher: int) -> None:
+    """Leave something behind that ends torchrun where it cannot end itself; one that does in time is not touched.
+
+    Its rendezvous may be behind the same cut link, and it waits for an answer from there in code that no signal but
+    SIGKILL interrupts, until TCP gives up after a quarter of an hour.
+    """
+    env = os.environ
+    if env.get("LOCAL_RANK") != "0" or env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE"):
+        return  # one process of a machine is enough; on a single machine there is no link to cut
+    wait = f"for i in $(seq {LAUNCHER_SECONDS}); do sleep 1; kill -0 {launcher} || exit 0; done; kill -9 {launcher}"
+    nowhere = subprocess.DEVNULL
+    with contextlib.suppress(OSError):
+        subprocess.Popen(["sh", "-c", wait], stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def _end(text: str) -> None:

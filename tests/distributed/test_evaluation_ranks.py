@@ -1,0 +1,102 @@
+"""Evaluations give one answer, whether one process computes it or two."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snclr.evaluate.results import read_results
+from tests.distributed import evaluation_worker
+from tests.distributed.ranks import run as start
+
+tiny_run = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "tiny_run.py")))
+
+
+class Answers(SimpleNamespace):
+    """What one number of processes found."""
+
+    found: dict[str, Any]
+    run: Path
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    images = tiny_run.write_images(tmp_path_factory.mktemp("images"), each=28)
+    return tiny_run.train(images, tmp_path_factory.mktemp("runs") / "run", attention="linear", attention_gradient=True)
+
+
+@pytest.fixture(scope="module")
+def answers(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Answers, Answers]:
+    both = []
+    for processes in (1, 2):
+        place = tmp_path_factory.mktemp(f"on{processes}")
+        run = Path(shutil.copytree(trained, place / "run"))
+        if processes == 1:
+            evaluation_worker.measure(run, place)
+        else:
+            done = start(2, str(evaluation_worker.__file__), str(run), str(place), timeout=280)
+            assert done.returncode == 0, done.stderr[-3000:]
+        both.append(Answers(found=json.loads((place / "results.json").read_text()), run=run, out=place))
+    return both[0], both[1]
+
+
+def test_frozen_encoders_give_the_same_answer_to_the_last_bit(answers: tuple[Answers, Answers]) -> None:
+    one, two = answers
+    with np.load(one.out / "features.npz") as ours, np.load(two.out / "features.npz") as theirs:
+        assert ours["keys"].tolist() == theirs["keys"].tolist()
+        np.testing.assert_array_equal(ours["features"], theirs["features"])
+    for name in ("knn", "linear", "probe"):
+        mine, other = ({**a.found[name], "time": None} for a in answers)
+        assert mine == other, name
+    assert one.found["embed"]["skipped"] == two.found["embed"]["skipped"]
+    assert len(one.found["embed"]["skipped"]) == 1
+
+
+def test_neighbours_are_the_same(answers: tuple[Answers, Answers]) -> None:
+    one, two = (a.found["neighbors"] for a in answers)
+    assert one["rows"] == two["rows"]
+    assert one["same_class_by_rank"] == two["same_class_by_rank"]
+    assert one["protocol"] == two["protocol"]
+    assert "learned f1 and f2" in one["protocol"]
+
+
+def test_fine_tuning_is_the_same_to_rounding(answers: tuple[Answers, Answers]) -> None:
+    one, two = answers
+    with np.load(one.out / "weights.npz") as ours, np.load(two.out / "weights.npz") as theirs:
+        assert ours.files == theirs.files
+        for name in ours.files:
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    assert one.found["finetune"]["numbers"] == two.found["finetune"]["numbers"]
+    assert one.found["finetune"]["protocol"] == two.found["finetune"]["protocol"]
+    assert one.found["finetune"]["skipped"] == two.found["finetune"]["skipped"]
+
+
+def test_each_result_is_written_once(answers: tuple[Answers, Answers]) -> None:
+    for a in answers:
+        kinds = [result["kind"] for result in read_results(a.run)]
+        assert kinds == ["knn", "linear-cached", "linear-paper", "finetune", "neighbors"]
+        left = sorted(path.name for path in (a.run / "evaluation").iterdir())
+        assert left == ["features"]
+
+
+def test_the_command_line_prints_once(answers: tuple[Answers, Answers]) -> None:
+    one, _ = answers
+    done = start(2, "-m", "snclr", "knn", str(one.run), "--k", "7", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["numbers"] == one.found["knn"]["numbers"]
+
+
+def test_bad_input_is_said_once(trained: Path) -> None:
+    done = start(2, "-m", "snclr", "knn", str(trained), "--test", str(trained))
+    assert done.returncode != 0
+    assert done.stderr.count("snclr knn: ") == 1
+    assert "Traceback" not in done.stderr.split("snclr knn: ")[0]

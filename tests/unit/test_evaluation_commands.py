@@ -1,0 +1,406 @@
+"""What the evaluating commands have in common: features kept, stops, query images, and what bad input is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_run
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import snclr
+from snclr.cli import main
+from snclr.data.sources import open_source
+from snclr.errors import UserError
+from snclr.evaluate import features as extraction
+from snclr.evaluate import resume
+from snclr.evaluate.feature_store import FeatureStore, stamp
+from snclr.evaluate.linear_heads import LinearHeads
+from snclr.evaluate.results import read_results
+from snclr.soft_neighbors import positiveness
+from snclr.train.saved_run import load_method
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return tiny_run.train(images, out, attention="linear", attention_gradient=True)
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def computed(monkeypatch) -> list[int]:
+    """Counts the images that go through a network from now on."""
+    plain, counts = extraction._forward, []
+    monkeypatch.setattr(
+        extraction,
+        "_forward",
+        lambda net, pictures, device: counts.append(len(pictures)) or plain(net, pictures, device),
+    )
+    return counts
+
+
+# ---- features that are kept
+
+
+def test_the_next_evaluation_has_the_features_already(run, monkeypatch, tmp_path):
+    counts = computed(monkeypatch)
+    first = snclr.knn(run, k=5, quiet=True)
+    assert sum(counts) == 48
+    again = snclr.knn(run, k=5, quiet=True)
+    snclr.linear(run, epochs=2, quiet=True)
+    assert sum(counts) == 48
+    assert {**again, "time": first["time"]} == first
+    snclr.knn(run, k=5, cache=False, quiet=True)
+    assert sum(counts) == 96
+    snclr.embed(run, out=tmp_path / "a.npz", quiet=True)  # of the whole set: other blocks
+    snclr.embed(run, out=tmp_path / "b.npz", quiet=True)
+    assert sum(counts) == 144
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        np.testing.assert_array_equal(a["features"], b["features"])
+        assert str(a["metadata"]) == str(b["metadata"])  # the unreadable image is still listed
+
+
+def test_images_that_change_are_computed_again(run, images, tmp_path, monkeypatch):
+    data = Path(shutil.copytree(images, tmp_path / "data"))
+    before = snclr.embed(run, data=str(data), out=tmp_path / "a.npz", quiet=True)
+    Image.new("RGB", (20, 20), (0, 0, 0)).save(data / "red" / "red_0.png")
+    counts = computed(monkeypatch)
+    after = snclr.embed(run, data=str(data), out=tmp_path / "b.npz", quiet=True)
+    assert sum(counts) == 48
+    assert before["fingerprint"] == after["fingerprint"]  # of names alone, which is why there is a stamp
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        differ = (a["features"] != b["features"]).any(axis=1)
+        assert a["keys"][differ].tolist() == ["red/red_0.png"]
+
+
+def test_a_damaged_block_is_computed_again(run, monkeypatch, tmp_path):
+    first = snclr.knn(run, k=5, quiet=True)
+    for path in (run / "evaluation" / "features").rglob("block-*"):
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+    counts = computed(monkeypatch)
+    again = snclr.knn(run, k=5, quiet=True)
+    assert sum(counts) == 48
+    assert again["numbers"] == first["numbers"]
+
+
+def test_features_of_weights_that_are_gone_are_deleted(run, images):
+    source = open_source(images)
+    old = FeatureStore(run, "encoder", "a" * 64, source, 16)
+    new = FeatureStore(run, "encoder", "b" * 64, source, 16)
+    other = FeatureStore(run, "y2", "a" * 64, source, 16)
+    block = extraction.Block(np.arange(3), torch.ones(3, 2), [])
+    for store in (old, other, new):
+        store.write(0, np.arange(3), block, lambda text: pytest.fail(text))
+    assert old.read(0, np.arange(3)) is None
+    assert not old.folder.exists()
+    for store in (other, new):
+        assert torch.equal(store.read(0, np.arange(3)).features, torch.ones(3, 2))
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_evaluation(run, monkeypatch, capsys):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("snclr.evaluate.feature_store.write_atomic", full)
+    assert snclr.knn(run, k=5)["numbers"]["top1"] is not None
+    assert "features are not kept" in capsys.readouterr().err
+
+
+def test_a_stamp_follows_the_files(images, tmp_path):
+    data = Path(shutil.copytree(images, tmp_path / "data"))
+    source, ids = open_source(data), np.arange(4)
+    before = stamp(source, ids)
+    os.utime(data / source.key(3), (1, 1))
+    assert stamp(source, ids) != before
+    assert stamp(source, ids[:3]) == stamp(open_source(images), ids[:3])  # copied with its times
+
+
+# ---- stops
+
+
+def stop_after(monkeypatch, owner, name: str, calls: int, number: signal.Signals = signal.SIGINT) -> None:
+    plain, done = getattr(owner, name), []
+
+    def wrapped(*arguments, **options):
+        done.append(1)
+        if len(done) == calls:
+            os.kill(os.getpid(), number)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+def test_an_extraction_goes_on_after_its_last_block(run, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(extraction, "BLOCK", 16)
+    snclr.embed(run, out=tmp_path / "whole.npz", cache=False, quiet=True)
+    argv = ["embed", str(run), "--out", str(tmp_path / "f.npz")]
+    with monkeypatch.context() as patch:
+        stop_after(patch, extraction, "_forward", 3)
+        assert main(argv) == 130
+    assert not (tmp_path / "f.npz").exists()
+    err = capsys.readouterr().err
+    assert "stopped by SIGINT: what was done is kept" in err
+    counts = computed(monkeypatch)
+    assert main(["embed", *err.split("same command:\n  snclr embed ")[1].split()]) == 0
+    assert sum(counts) == 48 - 2 * 16  # two blocks were whole
+    with np.load(tmp_path / "whole.npz") as a, np.load(tmp_path / "f.npz") as b:
+        np.testing.assert_array_equal(a["features"], b["features"])
+
+
+@pytest.mark.parametrize(
+    ("command", "calls"), [("linear", 8), ("linear", 27), ("linear --protocol=paper", 4), ("linear --lr=0.1", 3)]
+)
+def test_a_classifier_goes_on_where_it_stopped(run, monkeypatch, capsys, command, calls):
+    """Steps 8 and 27 of the quick protocol are in its two trainings (2 × 10 epochs of 2 steps)."""
+    argv = [*command.split(), str(run), "--epochs=10", "--batch-size=24", "--json"]
+    assert main(argv) == 0
+    undisturbed = json.loads(capsys.readouterr().out)
+    steps: list[int] = []
+    plain = LinearHeads.step
+    monkeypatch.setattr(LinearHeads, "step", lambda self, *a: steps.append(1) or plain(self, *a))
+    assert main(argv) == 0
+    whole = len(steps)
+    capsys.readouterr()
+    steps.clear()
+    with monkeypatch.context() as patch:
+        stop_after(patch, LinearHeads, "step", calls, signal.SIGTERM)
+        assert main(argv) == 143
+    stopped = json.loads(capsys.readouterr().out)
+    assert stopped["complete"] is False
+    assert len(read_results(run)) == 2
+    assert main(argv) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(steps) == whole  # nothing is done twice
+    assert {**found, "time": None} == {**undisturbed, "time": None}
+    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["features"]
+
+
+def test_votes_go_on_where_they_stopped(run, monkeypatch):
+    monkeypatch.setattr("snclr.evaluate.knn._VOTE_ROWS", 2)
+    from snclr.evaluate.knn import _Votes
+
+    undisturbed = snclr.knn(run, k=5, quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(patch, _Votes, "_vote", 3)
+        stopped = snclr.knn(run, k=5, quiet=True)
+    assert (stopped["complete"], stopped["exit_code"]) == (False, 130)
+    votes = []
+    plain = _Votes._vote
+    monkeypatch.setattr(_Votes, "_vote", lambda self, rows: votes.append(rows.start) or plain(self, rows))
+    found = snclr.knn(run, k=5, quiet=True)
+    assert votes[0] == 6
+    assert found["numbers"] == undisturbed["numbers"]
+
+
+def test_the_same_evaluation_twice_at_once_is_refused(run, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        stop_after(patch, LinearHeads, "step", 3)
+        assert main(["linear", str(run)]) == 130
+    (folder,) = (run / "evaluation").glob("linear-cached-*")
+    from snclr.train.durable import FileLock
+
+    lock = FileLock(folder / ".lock")
+    assert lock.acquire()
+    try:
+        assert main(["linear", str(run)]) == 2
+    finally:
+        lock.release()
+    assert "already under way" in capsys.readouterr().err
+    assert main(["linear", str(run)]) == 0
+
+
+def test_a_state_of_another_evaluation_is_not_used(tmp_path):
+    one = resume.Kept(tmp_path, "linear", {"epochs": 1, "rates": (1, 2)})
+    one.save("probe", 3, {"w": torch.ones(1)})
+    assert resume.Kept(tmp_path, "linear", {"epochs": 1, "rates": (1, 2)}).load("probe", print).step == 3
+    assert resume.Kept(tmp_path, "linear", {"epochs": 2, "rates": (1, 2)}).load("probe", print) is None
+
+
+# ---- neighbours
+
+
+def test_the_neighbours_of_an_image_are_weighed_as_the_run_was_trained(run, images, capsys):
+    query = images / "red" / "red_3.png"
+    assert main(["neighbors", str(run), str(query), "--candidates", str(images), "--k", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["rows"]
+    assert row["label"] == "red"  # the same file is in the folder, with a class
+    assert [Path(one["path"]).is_file() for one in row["neighbors"]] == [True] * 4
+    assert "red/red_3.png" not in [one["key"] for one in row["neighbors"]]
+    assert Path(found["figure"]).is_file()
+    assert json.loads(Path(found["table"]).read_text())["rows"] == found["rows"]
+
+    method, config, _ = load_method(run)
+    with torch.no_grad():  # make f1 and f2 matter, and check against Eq. 4 by hand
+        source = open_source(images)
+        index = [source.key(i) for i in range(len(source))].index("red/red_3.png")
+        kept = [i for i in range(len(source)) if "broken" not in source.key(i)]
+        view = torch.stack([_view(source, i, config.image_size) for i in kept])
+        y2 = F.normalize(method.key_network(view), dim=1)
+        y1 = F.normalize(method.projector(method.encoder(view)), dim=1)
+        place = kept.index(index)
+        cosine = y2 @ y2[place]
+        cosine[place] = -2
+        best = cosine.topk(4).indices
+        w = positiveness(
+            method.criterion.f1(y1[place : place + 1]), method.criterion.f2(y2[best])[None], gamma="max",
+            temperature=config.attention_temperature,
+        )[0]  # fmt: skip
+    expected = sorted(zip(w.tolist(), cosine[best].tolist(), best.tolist(), strict=True), reverse=True)
+    assert [one["key"] for one in row["neighbors"]] == [source.key(kept[i]) for _, _, i in expected]
+    assert [one["w"] for one in row["neighbors"]] == pytest.approx([value for value, _, _ in expected], abs=1e-4)
+    assert [one["cosine"] for one in row["neighbors"]] == pytest.approx([value for _, value, _ in expected], abs=1e-4)
+    assert row["neighbors"][0]["w"] == 1.0
+
+
+def _view(source, index: int, size: int) -> torch.Tensor:
+    from snclr.data.views import eval_view, normalise
+
+    return normalise(torch.from_numpy(np.ascontiguousarray(eval_view(source.load(index), size)))[None], "cpu")[0]
+
+
+def test_the_queue_gives_names_of_training_images(run, images, tmp_path):
+    shutil.copy(images / "blue" / "blue_1.png", tmp_path / "mine.png")
+    found = snclr.neighbors(run, [tmp_path / "mine.png", "red/red_2.png"], candidates="queue", k=10, quiet=True)
+    mine, by_key = found["rows"]
+    assert (mine["key"], by_key["key"], by_key["label"]) == ("mine.png", "red/red_2.png", "red")
+    assert all((images / one["key"]).is_file() for row in found["rows"] for one in row["neighbors"])
+    assert len(mine["neighbors"]) == 10
+    assert "red/red_2.png" not in [one["key"] for one in by_key["neighbors"]]
+    assert "queue, 40 features" in found["protocol"]
+    assert not read_results(run)  # of single images: no measurement of the run
+    whole = snclr.neighbors(run, candidates="queue", k=3, quiet=True)
+    assert whole["queries"] == 48
+    assert all(row["key"] not in [one["key"] for one in row["neighbors"]] for row in whole["rows"])
+
+
+def test_shares_by_rank_are_a_result(run):
+    found = snclr.neighbors(run, k=2, rows=3, quiet=True)
+    (result,) = read_results(run, "neighbors")
+    assert list(result["numbers"].values()) == found["same_class_by_rank"]
+    assert result["protocol"] == found["protocol"]
+    assert len(found["rows"]) == 3
+    assert len(json.loads((run / "figures" / "neighbors.json").read_text())["rows"]) == 3
+
+
+def test_other_methods_and_bare_encoders_are_compared_by_the_encoder(run, images, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("encoder.safetensors", "config.json"):
+        shutil.copy(run / name, bare)
+    found = snclr.neighbors(bare, data=str(images), k=3, quiet=True)
+    assert "the encoder's features" in found["protocol"]
+    assert all(row["neighbors"][0]["w"] == 1.0 for row in found["rows"])
+    rival = tiny_run.train(images, tmp_path / "simclr", method="simclr", neighbors=None, queue_length=None)
+    found = snclr.neighbors(rival, k=3, quiet=True)
+    assert "the run's method is simclr" in found["protocol"]
+    with pytest.raises(UserError, match="no queue"):
+        snclr.neighbors(rival, candidates="queue", quiet=True)
+    queued = tiny_run.train(images, tmp_path / "nnclr", method="nnclr", neighbors=None)
+    found = snclr.neighbors(queued, "red/red_1.png", candidates="queue", k=3, quiet=True)
+    assert "nnclr run's key projections" in found["protocol"]
+    assert len(found["rows"][0]["neighbors"]) == 3
+
+
+# ---- bad input
+
+
+@pytest.fixture(scope="module")
+def bad(images, trained, tmp_path_factory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("bad")
+    one = place / "one-class" / "red"
+    shutil.copytree(images / "red", one)
+    shutil.copytree(images / "red", place / "flat")
+    (place / "empty").mkdir()
+    (place / "unfinished").mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):
+        shutil.copy(trained / name, place / "unfinished")
+    unfit = Path(shutil.copytree(trained, place / "unfit"))
+    config = json.loads((unfit / "config.json").read_text())
+    config["snclr"]["encoder"]["name"] = "resnet18"
+    (unfit / "config.json").write_text(json.dumps(config))
+    (place / "unknown.txt").write_text("red/nowhere.png\tred\nblue/nothing.png\tblue\n")
+    return {path.stem: path for path in place.iterdir()} | {"place": place}
+
+
+def arguments(command: str, run: Path) -> list[str]:
+    more = {"embed": ["--out", "{bad}/f.npz"], "search": ["red/red_1.png"], "explain": ["red/red_1.png"]}
+    name, *flags = command.split()
+    return [name, str(run), *more.get(name, []), *flags]
+
+
+EVERY = ["knn", "linear", "linear --protocol=paper", "finetune", "neighbors", "embed", "search", "explain"]
+
+
+@pytest.mark.parametrize("command", EVERY)
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("empty", "run"),
+        ("missing", "run"),
+        ("unfinished", "pretrain --resume"),
+        ("unknown", "run"),
+        ("unfit", "encoder"),
+    ],
+)
+def test_what_is_no_run_is_told_so(bad, command, folder, words, capsys):
+    if folder == "unfit" and command in ("neighbors", "explain"):
+        pytest.skip("these take the checkpoint, not the exported encoder")
+    path = bad.get(folder, bad["place"] / folder)
+    argv = [word.format(bad=bad["place"]) for word in arguments(command, path)]
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"snclr {command.split()[0]}: ")
+    assert words in err
+    assert str(path) in err or path.name in err
+
+
+@pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol=paper", "finetune"])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [("one-class", "one class"), ("flat", "no labels"), ("unknown", "unknown.txt"), ("empty", "no images")],
+)
+def test_data_that_cannot_be_evaluated_on_is_told_so(run, bad, command, data, words, capsys):
+    assert main([*arguments(command, run), "--data", str(bad[data])]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert "Traceback" not in err
+    assert not read_results(run)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["knn", "{run}", "--devices", "none"], "devices is 'none'"),
+        (["knn", "{run}", "--devices", "0"], "devices is '0'"),
+        (["linear", "{run}", "--nodes", "0"], "nodes is 0"),
+        (["knn", "{run}", "--k", "0"], "k is 0"),
+        (["neighbors", "{run}", "--rows", "0"], "rows 0"),
+        (["neighbors", "{run}", "--out", "a.gif"], ".png"),
+        (["neighbors", "{run}", "nowhere.png"], "nowhere.png"),
+        (["neighbors", "{run}", "--candidates", "nowhere"], "nowhere"),
+        (["neighbors", "{run}", "{broken}"], "could be read"),
+    ],
+)
+def test_flags_that_cannot_work(run, images, argv, words, capsys):
+    broken = images / "red" / "broken.png"
+    assert main([word.format(run=run, broken=broken) for word in argv]) == 2
+    assert words in capsys.readouterr().err
