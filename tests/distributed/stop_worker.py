@@ -10,16 +10,18 @@ import sys
 from snclr.cli import main
 from snclr.train import loop
 
-STOP_AFTER = int(sys.argv[1])
 inner = loop.training_step
+stop_after = 0
 
 
 def training_step(t, batch):
     result = inner(t, batch)
-    if batch.step + 1 == STOP_AFTER and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
+    if batch.step + 1 == stop_after and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return result
 
 
-loop.training_step = training_step
-sys.exit(main(sys.argv[2:]))
+if __name__ == "__main__":
+    stop_after = int(sys.argv[1])
+    loop.training_step = training_step
+    sys.exit(main(sys.argv[2:]))

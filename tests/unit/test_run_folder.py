@@ -168,7 +168,8 @@ def test_the_lock_dies_with_its_process_even_where_a_forked_worker_lives_on(tmp_
                 RunFolder.create(tmp_path / "run", resume=True)
             holder.kill()
             holder.wait()
-            RunFolder.create(tmp_path / "run", resume=True).close()
+            # A worker lets go of the lock in its first moments, which on a busy machine may be late.
+            RunFolder.create(tmp_path / "run", resume=True, wait_seconds=20).close()
             os.kill(worker, 0)  # the worker was alive all the while, or this raises
         finally:
             holder.kill()

@@ -75,11 +75,14 @@ def _number_or_text(text: str) -> float | str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, then say where things are."""
+    from snclr.distributed import rank_and_size
     from snclr.train.pretrain import pretrain
 
     names = {f.name for f in dataclasses.fields(PretrainConfig)}
     settings = {name: value for name, value in vars(arguments).items() if name in names}
     result = pretrain(**settings)
+    if rank_and_size()[0] != 0:  # process 0 speaks for all
+        return result.exit_code
     if arguments.json:
         print(json.dumps({**dataclasses.asdict(result), "out": str(result.out), "complete": result.complete}))
     elif result.complete:

@@ -26,7 +26,7 @@ from snclr.distributed import barrier, open_store, rank_and_size
 BEAT_SECONDS = 1.0
 ORPHAN_SECONDS = 8.0
 """How long an orphan may take to save and leave."""
-LAUNCHER_SECONDS = 15
+LAUNCHER_SECONDS = 10
 """How long a launcher whose rendezvous cannot be reached may take to end by itself."""
 _EXIT_CODE = 1
 _ANSWER_SECONDS = 5.0

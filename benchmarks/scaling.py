@@ -1,0 +1,302 @@
+"""What a step costs on many GPUs: constants measured here, and what the cost model makes of them.
+
+    python benchmarks/scaling.py                            # some three minutes on two quiet cores; prints tables
+    python benchmarks/scaling.py --json                     # the same, with one JSON object as the last line
+    python benchmarks/scaling.py --write docs/scaling.md    # and puts the tables into the marked places of that page
+    python benchmarks/scaling.py --only-model               # nothing is timed: counts and predictions alone
+
+Measured: operations, parameters and batch norms of the encoders (counted on tensors without data); on the CPU the rates
+of matrix products, search, loss and encoder; between 2 and 4 gloo processes on this machine the messages' latency and
+bandwidth, and the messages of a real training step. Everything about GPUs is calculated by `snclr.cost_model` from the
+counts and from data sheets' rates; no GPU was at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from snclr import cost_model as model
+from snclr.config import resolve
+from snclr.cost_model import A100, V100, Job, Machine, Network
+
+RECIPES = {"ViT-S/16": "vit-small-imagenet", "ViT-B/16": "vit-base-imagenet", "ResNet-50": "resnet50-imagenet"}
+UTILISATION = {"ViT-S/16": 0.3, "ViT-B/16": 0.35, "ResNet-50": 0.2}
+JOBS = [(batch, gpus) for batch in (4096, 32_768) for gpus in (32, 256)]
+ROWS, QUEUE, DIM = 256, 32_768, 256
+
+
+def count_networks() -> list[Network]:
+    """Operations, parameters and batch norms of the paper's networks, on tensors without data."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from snclr.train.build import build_method, encoder_spec
+
+    found = []
+    for name, recipe in RECIPES.items():
+        config = resolve({"recipe": recipe, "data": "unused", "out": "unused"})
+        method = build_method(config, encoder_spec(config)).to("meta")
+        with FlopCounterMode(display=False) as counter:
+            method.predictor(method.projector(method.encoder(torch.empty(2, 3, 224, 224, device="meta"))))
+        with FlopCounterMode(display=False) as followed:
+            method.key_network(torch.empty(2, 3, 224, 224, device="meta"))
+        trained = [method.encoder, method.projector, method.predictor]
+        found.append(
+            Network(
+                name=name, forward=counter.get_total_flops() / 2, momentum_forward=followed.get_total_flops() / 2,
+                parameters=sum(p.numel() for part in trained for p in part.parameters() if p.requires_grad),
+                norms=sum(map(norms, trained)), momentum_norms=norms(method.key_network),
+                utilisation=UTILISATION[name],
+            )
+        )  # fmt: skip
+    return found
+
+
+def norms(module: torch.nn.Module) -> int:
+    """How many batch norms a module has."""
+    return sum(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+
+def measure_rates(networks: list[Network]) -> dict[str, float]:
+    """Operations a second on this CPU: bare product, search, loss, encoder."""
+    import timm
+
+    from snclr.streaming import Keys, logsumexp, topk
+
+    load, generator = os.getloadavg()[0], torch.Generator().manual_seed(0)
+    queue = F.normalize(torch.randn(QUEUE, DIM, generator=generator), dim=1)
+    y2 = F.normalize(torch.randn(ROWS, DIM, generator=generator), dim=1)
+    z1 = y2.clone().requires_grad_()
+    product = median(lambda: y2 @ queue.T)
+    search = median(lambda: topk(y2, queue, 30))
+    loss = median(lambda: logsumexp(z1, [Keys(queue)], 0.2).sum().backward())
+    encoder, images = timm.create_model("vit_small_patch16_224", num_classes=0), torch.randn(4, 3, 224, 224)
+    passes = median(lambda: encoder(images).sum().backward(), repeats=3)
+    operations = 2.0 * ROWS * QUEUE * DIM
+    forward = next(n for n in networks if n.name == "ViT-S/16").momentum_forward
+    return {
+        "product": operations / product,
+        "search": operations / search,
+        "loss": 2 * operations / loss,
+        "encoder": 3 * forward * len(images) / passes,
+        "threads": torch.get_num_threads(),
+        "load": load,
+    }
+
+
+def median(run: Callable[[], Any], repeats: int = 7) -> float:
+    """Seconds of a run, the median of several after one that does not count."""
+    run()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def measure_messages(processes: int) -> dict[str, float]:
+    """Latency, bandwidth and a real step's messages on so many gloo processes of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), __file__,
+            "--inside", str(out),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return json.loads(out.read_text())
+
+
+def inside(out: str) -> None:
+    """Run by torchrun: measure on this process among the others; process 0 writes the file."""
+    from snclr.distributed import barrier, gather, rank_and_size, sum_over_processes
+    from snclr.train import pretrain as p
+    from snclr.train.loop import training_step
+    from snclr.train.run_folder import RunFolder
+
+    config = resolve(
+        {"recipe": "demo", "data": "demo", "out": "unused", "encoder": "resnet10-tiny", "batch_size": 64, "workers": 0}
+    )
+    fabric = p.launch(config)
+    small, large, size = torch.zeros(3, dtype=torch.int64), torch.zeros(2**20), rank_and_size()[1]
+
+    def timed(run: Callable[[], Any], repeats: int) -> float:
+        barrier()
+        return median(run, repeats)
+
+    gather_small = timed(lambda: gather(small), 200)
+    reduce_small = timed(lambda: sum_over_processes(small), 200)
+    gather_large = timed(lambda: gather(large), 10)
+    source = p.open_data(config.data, fabric)
+    loader, method = p.build_loader(config, source, fabric), p.build_method(config, p.encoder_spec(config))
+    training = p._prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    core = training.core
+    layers = norms(core.encoder) + norms(core.projector) + norms(core.predictor), norms(core.key_network)
+    counts: dict[str, int] = {}
+    batches = list(loader.batches(0, 3))
+    training_step(training, batches[0])
+    with counting(counts):
+        training_step(training, batches[1])
+    received = large.numel() * 4 * (size - 1)
+    found = {
+        "processes": size, "gather_latency": gather_small, "reduce_latency": reduce_small,
+        "gather_bandwidth": received / (gather_large - gather_small), **counts,
+        "norms": layers[0], "momentum_norms": layers[1],
+    }  # fmt: skip
+    if fabric.is_global_zero:
+        Path(out).write_text(json.dumps(found))
+    barrier()
+
+
+@contextmanager
+def counting(counts: dict[str, int]) -> Iterator[None]:
+    """Count the messages that go through Python: all but the gradients, which torch sends by itself."""
+    plain = {name: getattr(dist, name) for name in ("all_gather", "all_reduce")}
+
+    def wrap(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[f"{name}s"] = counts.get(f"{name}s", 0) + 1
+            return plain[name](*arguments, **options)
+
+        return call
+
+    for name in plain:
+        setattr(dist, name, wrap(name))
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(dist, name, function)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def network_table(networks: list[Network]) -> str:
+    rows = [
+        [n.name, f"{n.forward / 1e9:.2f}", f"{n.momentum_forward / 1e9:.2f}", f"{n.parameters / 1e6:.1f}", str(n.norms),
+         str(sum(model.norm_messages(n))), f"{n.utilisation:.0%}"]
+        for n in networks
+    ]  # fmt: skip
+    head = ["network at 224 px, with heads (counted)", "F, 10⁹ operations", "F′", "trained parameters, 10⁶",
+            "batch norms", "their messages a step", "assumed share of peak"]  # fmt: skip
+    return table(head, rows)
+
+
+def rate_table(rates: dict[str, float]) -> str:
+    words = {
+        "product": f"bare product, {ROWS} × {QUEUE:,} × {DIM}", "search": "search (`streaming.topk`, K = 30)",
+        "loss": "log-sum-exp with gradient (`streaming.logsumexp`)",
+        "encoder": "ViT-S/16, forward and backward, batch 4",
+    }  # fmt: skip
+    rows = [[text, f"{rates[k] / 1e9:.1f}", f"{rates['product'] / rates[k]:.2f}"] for k, text in words.items()]
+    head = [f"measured, float32, {rates['threads']:.0f} threads, load before {rates['load']:.1f}", "10⁹ operations/s",
+            "bare product's rate ÷ this"]  # fmt: skip
+    return table(head, rows)
+
+
+def message_table(messages: list[dict[str, float]]) -> str:
+    rows = []
+    for m in messages:
+        n = Network(name="", forward=0, momentum_forward=0, parameters=0, norms=int(m["norms"]),
+                    momentum_norms=int(m["momentum_norms"]))  # fmt: skip
+        gathers, reduces = model.norm_messages(n)
+        rows.append(
+            [f"{m['processes']:.0f}", f"{m['gather_latency'] * 1e6:,.0f}", f"{m['reduce_latency'] * 1e6:,.0f}",
+             f"{m['gather_bandwidth'] / 1e9:.2f}", f"{m['all_gathers']:.0f} (model: {gathers + 6})",
+             f"{m['all_reduces']:.0f} (model: {reduces + 1})"]
+        )  # fmt: skip
+    head = ["gloo processes (measured)", "smallest gather, µs", "smallest all-reduce, µs", "gather, 10⁹ bytes/s",
+            "gathers in a step of resnet10-tiny", "all-reduces in it"]  # fmt: skip
+    return table(head, rows)
+
+
+def prediction_table(networks: list[Network], machine: Machine) -> str:
+    rows = []
+    for n in networks:
+        for batch, gpus in JOBS:
+            parts = model.step_parts(Job(batch=batch, processes=gpus), n, machine)
+            step = sum(parts.values())
+            shares = [f"{parts[name] / step:.1%}" for name in parts]
+            rows.append([n.name, f"{batch:,}", str(gpus), f"{step * 1e3:,.1f}", *shares])
+    head = [f"{machine.name} (calculated)", "batch", "GPUs", "step, ms", *model.step_parts(
+        Job(batch=1, processes=1), networks[0], machine)]  # fmt: skip
+    return table(head, rows)
+
+
+def limit_table(networks: list[Network]) -> str:
+    rows = []
+    for machine in (A100, V100):
+        for n in networks:
+            at = [model.queue_at_share(share, n, machine) for share in (0.05, 0.25)]
+            rows.append([machine.name, n.name, *(f"{q:,.0f}" for q in at), f"{model.queue_at_memory(1e9):,}",
+                         f"{model.queue_at_memory(1e9, queue_bytes=2):,}"])  # fmt: skip
+    head = ["GPU (calculated)", "network", "Q: search is 5 % of the encoder", "Q: 25 %", "Q: 1 GB in float32",
+            "Q: 1 GB in float16"]  # fmt: skip
+    return table(head, rows)
+
+
+def write(page: Path, sections: dict[str, str]) -> None:
+    """Put each table between its two marks."""
+    text = page.read_text(encoding="utf-8")
+    for name, body in sections.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        assert marked.search(text), f"{page} has no place marked {name}"
+        text = marked.sub(lambda match, body=body: f"{match[1]}{body}\n{match[2]}", text)
+    page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    parser.add_argument("--only-model", action="store_true", help="time nothing")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.inside:
+        inside(a.inside)
+        return
+    networks = count_networks()
+    sections = {"networks": network_table(networks)}
+    found: dict[str, Any] = {"networks": [asdict(n) for n in networks]}
+    if not a.only_model:
+        found["rates"], found["messages"] = measure_rates(networks), [measure_messages(n) for n in (2, 4)]
+        sections |= {"rates": rate_table(found["rates"]), "messages": message_table(found["messages"])}
+    sections |= {
+        "a100": prediction_table(networks, A100), "v100": prediction_table(networks, V100),
+        "limits": limit_table(networks),
+    }  # fmt: skip
+    print("\n\n".join(sections.values()))
+    if a.write:
+        write(a.write, sections)
+    if a.json:
+        found["predictions"] = [
+            {"network": n.name, "gpu": m.name, "batch": b, "gpus": g,
+             "seconds": model.step_parts(Job(batch=b, processes=g), n, m)}
+            for n in networks for m in (A100, V100) for b, g in JOBS
+        ]  # fmt: skip
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

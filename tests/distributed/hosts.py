@@ -1,0 +1,203 @@
+"""Two "hosts" on one machine: network namespaces with a cable between them that can be cut and mended.
+
+Each has its own loopback, one address and no other way out. Files and the host's name are shared. `cable_cut` is a
+trial as `tests/faults/promises.py` lists them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from snclr.train.checkpoint import Checkpoint, latest_checkpoint
+from snclr.train.state import digest
+from tests.faults.harness import Workshop, last_step
+
+PORT = 29400
+TIMEOUT = 10.0
+PATIENCE = 600.0
+"""Seconds after which a process counts as hung, however busy the machine; TCP alone would wait a quarter of an hour."""
+SETTINGS = {
+    "recipe": "demo", "batch_size": 8, "epochs": 8, "image_size": 16, "queue_length": 30, "neighbors": 3, "hidden": 16,
+    "dim": 8, "workers": 0, "optimizer": "sgd", "lr": 0.01, "warmup_epochs": 0, "checkpoint_every": 4, "log_every": 1,
+    "precision": "64", "threads": 1, "timeout": TIMEOUT,
+}  # fmt: skip
+_numbers = itertools.count()
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
+
+
+def why_not() -> str | None:
+    """Why no namespaces can be made here, or None where they can."""
+    if sys.platform != "linux":
+        return f"network namespaces are Linux's; this is {sys.platform}"
+    if shutil.which("ip") is None:
+        return "network namespaces need the `ip` command (Debian: apt-get install iproute2)"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    try:
+        Hosts().close()
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces cannot be made here: {error.stderr.strip()}"
+    return None
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+class Hosts:
+    """Two namespaces and the cable; `close` ends whatever still runs in them and removes them."""
+
+    def __init__(self) -> None:
+        number = next(_numbers)
+        self.names = tuple(f"snclr-{os.getpid()}-{number}{side}" for side in "ab")
+        self.addresses = ("10.93.0.1", "10.93.0.2")
+        try:
+            for name in self.names:
+                _ip("netns", "add", name)
+            _ip("link", "add", "cable0", "netns", self.names[0], "type", "veth",
+                "peer", "name", "cable1", "netns", self.names[1])  # fmt: skip
+            for side, name in enumerate(self.names):
+                _ip("-n", name, "link", "set", "lo", "up")
+                _ip("-n", name, "addr", "add", f"{self.addresses[side]}/24", "dev", f"cable{side}")
+            self.mend()
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self) -> None:
+        """Nothing passes any more, and nobody is told: as when a cable is pulled out of a switch."""
+        for side, name in enumerate(self.names):
+            _ip("-n", name, "link", "set", f"cable{side}", "down")
+
+    def mend(self) -> None:
+        """Both ends up."""
+        for side, name in enumerate(self.names):
+            _ip("-n", name, "link", "set", f"cable{side}", "up")
+
+    def torchrun(self, side: int, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
+        """Start one process of a job of two on that host, as `torchrun --rdzv-backend c10d` does on real ones.
+
+        The names of these hosts lead nowhere, so each is told its address (torchrun), its interface (gloo), and which
+        of them keeps the rendezvous.
+        """
+        command = [
+            "ip", "netns", "exec", self.names[side], sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
+            "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-id", "job",
+            "--rdzv-endpoint", f"{self.addresses[0]}:{PORT}", "--rdzv-conf", f"is_host={int(side == 0)}",
+            "--local-addr", self.addresses[side], *map(str, arguments),
+        ]  # fmt: skip
+        environment = os.environ | _ENVIRONMENT | {"GLOO_SOCKET_IFNAME": f"cable{side}"}
+        with log.open("wb") as file:
+            return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+
+    def empty(self, seconds: float = 10.0) -> bool:
+        """Whether no process is left in the two namespaces, or soon will be."""
+        deadline = time.monotonic() + seconds
+        while left := any(_ip("netns", "pids", name).split() for name in self.names):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        return not left
+
+    def close(self) -> None:
+        """End what still runs in the namespaces (nothing else can be there) and remove them, the cable with them."""
+        made = {line.split()[0] for line in _ip("netns", "list").splitlines() if line}
+        mine = [name for name in self.names if name in made]
+        deadline = time.monotonic() + 20
+        while any(pids := [_ip("netns", "pids", name).split() for name in mine]) and time.monotonic() < deadline:
+            for pid in (pid for some in pids for pid in some):
+                try:
+                    os.kill(int(pid), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.1)
+        for name in mine:
+            _ip("netns", "delete", name)
+
+
+class Job:
+    """The same `snclr pretrain --resume` on both hosts; `said` is what each printed."""
+
+    def __init__(self, hosts: Hosts, data: Path, out: Path) -> None:
+        self.out = out
+        self.logs = [out.with_name(f"{out.name}-{side}-{time.monotonic_ns()}.txt") for side in "ab"]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
+        command = ("-m", "snclr", "pretrain", *flags, f"--data={data}", f"--out={out}", "--resume")
+        self.agents = [hosts.torchrun(side, self.logs[side], *command) for side in (0, 1)]
+
+    @property
+    def said(self) -> list[str]:
+        return [log.read_text(errors="replace") for log in self.logs]
+
+    def wait(self) -> list[int | None]:
+        """The exit codes of both hosts' torchruns."""
+        deadline = time.monotonic() + PATIENCE
+        while any(agent.poll() is None for agent in self.agents):
+            assert time.monotonic() < deadline, f"still running after {PATIENCE:.0f} s:\n" + "\n---\n".join(self.said)
+            time.sleep(0.05)
+        return [agent.returncode for agent in self.agents]
+
+    def reach(self, step: int) -> None:
+        """Wait until the run has done that many steps."""
+        deadline = time.monotonic() + PATIENCE
+        while last_step(self.out) < step:
+            codes = [agent.poll() for agent in self.agents]
+            assert codes == [None, None], f"ended with {codes} before step {step}:\n" + "\n---\n".join(self.said)
+            assert time.monotonic() < deadline, f"step {step} was not reached:\n" + "\n---\n".join(self.said)
+            time.sleep(0.01)
+
+
+def end_of(out: Path) -> Checkpoint:
+    """The last checkpoint; none of them damaged."""
+    found = latest_checkpoint(out / "checkpoints", lambda text: pytest.fail(text))
+    assert found is not None
+    return found
+
+
+def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, undisturbed: Path) -> None:
+    """Cut the cable after that step: both say who is missing and end. The same command then ends as if undisturbed."""
+    job = Job(hosts, data, out)
+    job.reach(step)
+    hosts.cut()
+    try:
+        codes = job.wait()
+    finally:
+        hosts.mend()
+    assert 0 not in codes, job.said
+    assert hosts.empty(), "no process outlives its job"
+    for side, said in enumerate(job.said):  # each names the one it cannot hear
+        missing = [line for line in said.splitlines() if "snclr" in line and f"process {1 - side}" in line]
+        assert missing, said
+        assert re.search(r"no sign of life|not answered|gone or cannot be reached", missing[0]), said
+    before, expected = end_of(out), end_of(undisturbed)
+    assert 0 < before.step < expected.step
+    again = Job(hosts, data, out)
+    assert again.wait() == [0, 0], again.said
+    assert f"resuming after step {before.step} of {expected.step}" in "".join(again.said)
+    found = end_of(out)
+    assert digest(found.tensors, found.step) == digest(expected.tensors, expected.step)
+    assert (out / "encoder.safetensors").read_bytes() == (undisturbed / "encoder.safetensors").read_bytes()
+
+
+def cable_cut(shop: Workshop, seed: int) -> None:
+    """The link between two hosts is cut in mid-training: both end in the set time, and a restart is bit-identical."""
+    if reason := why_not():
+        pytest.skip(reason)
+    hosts, undisturbed = Hosts(), shop.root / "undisturbed-hosts"
+    try:
+        if not (undisturbed / "encoder.safetensors").exists():
+            job = Job(hosts, shop.images, undisturbed)
+            assert job.wait() == [0, 0], job.said
+        cut_and_restart(hosts, shop.images, shop.place("cut"), 5 + 7 * seed % 32, undisturbed)
+    finally:
+        hosts.close()
