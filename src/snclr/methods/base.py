@@ -22,16 +22,30 @@ class StepOutput(NamedTuple):
 
 
 class Method(Protocol):
-    """A self-supervised method: an `nn.Module` whose forward is one training step's loss.
+    """A method: an `nn.Module` whose forward is one training step's loss.
 
     `state_dict()` holds everything it needs to go on, queue included.
     """
 
     encoder: nn.Module
-    queue: NeighborQueue | None
 
-    def __call__(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int) -> StepOutput:
-        """The loss of a batch of two views (N, 3, S, S) each, of images `ids` (N,)."""
+    @property
+    def queue(self) -> NeighborQueue | None:
+        """Earlier features with their image ids, where the method keeps any."""
+        ...
+
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """Every network that starts from the encoder's weights: the trained one first, then its momentum copy."""
+        ...
+
+    @property
+    def key_network(self) -> nn.Module:
+        """Images (n, 3, S, S) → the features (n, D) that stand for them: what a queue holds, or would."""
+        ...
+
+    def __call__(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+        """The loss of a batch of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) where known."""
         ...
 
     def finish_step(self, step: int, total_steps: int) -> None:

@@ -8,6 +8,7 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,38 @@ from torch import Tensor, nn
 
 from snclr.distributed import gather
 from snclr.ema import ema_update, momentum_at, momentum_copy
+from snclr.heads import mlp
 from snclr.methods.base import StepOutput
-from snclr.soft_neighbors import NeighborQueue, SoftNeighborLoss
+from snclr.soft_neighbors import NeighborQueue, SoftNeighborLoss, SoftNeighborSettings
+
+
+def build(
+    encoder: nn.Module, features: int, *, hidden: int, dim: int, projector_layers: int, predictor_layers: int,
+    final_bn: bool, queue_length: int, queue_dtype: str, momentum: float, momentum_schedule: str, push: str,
+    neighbor_free_epochs: int, **choices: object,
+) -> SNCLR:  # fmt: skip
+    """SNCLR around an encoder of that many features; `choices` are those of `soft_neighbor_settings`."""
+    projector = mlp(features, hidden, dim, layers=projector_layers, final_bn=final_bn)
+    predictor = mlp(dim, hidden, dim, layers=predictor_layers, final_bn=final_bn)
+    settings = soft_neighbor_settings(**choices)  # type: ignore[arg-type]
+    criterion = SoftNeighborLoss(dim, queue_length, settings, queue_dtype=getattr(torch, queue_dtype))
+    return SNCLR(
+        encoder, projector, predictor, criterion, momentum=momentum, momentum_schedule=momentum_schedule, push=push,
+        neighbor_free_epochs=neighbor_free_epochs,
+    )  # fmt: skip
+
+
+def soft_neighbor_settings(
+    *, neighbors: int, temperature: float, loss_form: str, sides: str, gamma: float | str, weights: str, attention: str,
+    attention_temperature: float, attention_gradient: bool, times_2tau: bool,
+) -> SoftNeighborSettings:  # fmt: skip
+    """The choices of the loss, from the settings of a run."""
+    divisor: float | Literal["max"] = "max" if isinstance(gamma, str) else gamma
+    return SoftNeighborSettings(
+        neighbors=neighbors, tau=temperature, form=loss_form, sides=sides, gamma=divisor, weights=weights,
+        attention=attention, attention_temperature=attention_temperature, attention_gradient=attention_gradient,
+        times_2tau=times_2tau,
+    )  # fmt: skip
 
 
 class SNCLR(nn.Module):
@@ -52,7 +83,17 @@ class SNCLR(nn.Module):
         """The candidate set C."""
         return self.criterion.queue
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int) -> StepOutput:
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """The trained encoder and its momentum copy."""
+        return [self.encoder, self.momentum_encoder]
+
+    @property
+    def key_network(self) -> nn.Module:
+        """Images → y2, as the queue holds it."""
+        return nn.Sequential(self.momentum_encoder, self.momentum_projector)
+
+    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Both directions of the loss for views (N, 3, S, S) of images `ids` (N,)."""
         with torch.no_grad():  # first, so that its activations are gone before the trained passes need the memory
             y2_of = [self.momentum_projector(self.momentum_encoder(view)) for view in views]
