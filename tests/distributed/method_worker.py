@@ -1,0 +1,57 @@
+"""Run by torchrun: a few steps of every method on each process's rows; loss, gradients and end state to a file."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from snclr.config import resolve, settings_of
+from snclr.distributed import is_distributed, rank_and_size, sum_over_processes
+from snclr.methods import METHODS
+from snclr.sync_batch_norm import synchronise_batch_norm
+from snclr.train.build import build_method, encoder_spec
+
+SETTINGS = {
+    "recipe": "demo", "image_size": 16, "hidden": 24, "dim": 8, "neighbors": 3, "queue_length": 20, "prototypes": 6,
+    "queue_dtype": "float32",
+}  # fmt: skip
+BATCH, STEPS = 8, 3
+
+
+def play(name: str) -> dict:
+    """Three steps of gradient descent in double precision: the same numbers for any number of processes."""
+    config = resolve(settings_of(name, {**SETTINGS, "method": name}))
+    method = synchronise_batch_norm(build_method(config, encoder_spec(config), classes=3).double())
+    rank, size = rank_and_size()
+    wrapped = DistributedDataParallel(method) if is_distributed() else method
+    mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    losses, gradients = [], []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step)
+        views = [torch.randn(BATCH, 3, 16, 16, generator=generator, dtype=torch.float64) for _ in range(2)]
+        ids, labels = torch.arange(BATCH) + step * BATCH // 2, (torch.arange(BATCH) % 4) - 1  # two have none
+        output = wrapped([view[mine] for view in views], ids[mine], epoch=step, labels=labels[mine])
+        output.loss.backward()
+        losses.append(float(sum_over_processes(output.loss.detach().clone()) / size))
+        taken = {key: part for key, part in method.named_parameters() if part.requires_grad}
+        gradients.append({key: part.grad.clone() for key, part in taken.items()})
+        with torch.no_grad():
+            for part in taken.values():
+                part -= 0.05 * part.grad
+                part.grad = None
+        method.finish_step(step, STEPS)
+    state = {key: value.clone() for key, value in method.state_dict().items()}
+    return {"losses": losses, "gradients": gradients, "state": state}
+
+
+def main(out: str) -> None:
+    dist.init_process_group("gloo")
+    found = {name: play(name) for name in METHODS}
+    if dist.get_rank() == 0:
+        torch.save(found, out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

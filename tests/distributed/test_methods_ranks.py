@@ -1,0 +1,36 @@
+"""Every method on two processes: the loss, gradients, queue and weights of one process with the whole batch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from snclr.methods import METHODS
+from tests.distributed.method_worker import STEPS, play
+from tests.distributed.ranks import run
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    out = tmp_path_factory.mktemp("methods") / "found.pt"
+    done = run(2, "-m", "tests.distributed.method_worker", str(out), cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_processes_do_what_one_does(two, name):
+    one, found = play(name), two[name]
+    for step in range(STEPS):
+        assert found["losses"][step] == pytest.approx(one["losses"][step], rel=1e-9, abs=1e-12), step
+        expected = one["gradients"][step]
+        assert expected.keys() == found["gradients"][step].keys()
+        scale = max(float(gradient.abs().max()) for gradient in expected.values())
+        assert scale > 1e-6 or (name == "mocov2" and step == 0)  # whose queue is empty then
+        for key, gradient in expected.items():
+            assert float((found["gradients"][step][key] - gradient).abs().max()) <= 1e-10 * max(1.0, scale), key
+    for key, value in one["state"].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(found["state"][key], value, rtol=1e-8, atol=1e-8, msg=key)
+        else:
+            assert torch.equal(found["state"][key], value), key

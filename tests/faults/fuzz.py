@@ -1,0 +1,294 @@
+"""Promise 15: ten thousand mutated manifests, headers and settings; documented errors only, none slower than 5 s.
+
+A case is a function that writes something hostile and opens it. Whatever opens without an error is fine too: most
+mutations of a description are another valid one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from snclr.data.sources import open_source
+from snclr.encoders import EncoderSpec, resolve_encoder
+from snclr.errors import UserError
+from snclr.export.encoder import load_encoder, save_encoder
+from snclr.export.foreign import load_weights
+from snclr.train import checkpoint as module
+from snclr.train.checkpoint import load_checkpoint, save_checkpoint
+from snclr.train.metrics import read_metrics
+from snclr.train.saved_run import resume_config
+from tests.faults.harness import SETTINGS, Workshop
+from tests.faults.payloads import _resign
+
+MAX_SECONDS = 5.0
+EACH = 50
+"""Mutations in one trial."""
+
+_NASTY: list[Any] = [
+    *(None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, -(10**30), 0.5, 1e308, float("inf"), float("nan"), "", "x"),
+    *("\0", "../../etc/passwd", "/dev/zero", "\ud800", "é" * 300, [], {}, [[]], {"a": {}}, [1, 2, 3], {"": None}),
+    *([0] * 1000, {str(i): i for i in range(300)}, "step-0000000001", "F32", "nan", "1e999", "-0"),
+]
+_SNIPPETS = [
+    *(
+        b"\0",
+        b"\xff\xfe",
+        b"{",
+        b"}",
+        b"[" * 3000,
+        b'"',
+        b":",
+        b",",
+        b"\n",
+        b"\t",
+        b"- ",
+        b"? ",
+        b"&a *a",
+        b"!!int ",
+        b"!!set",
+    ),
+    *(
+        b"2001-99-99",
+        b"9" * 5000,
+        b"1:2:3:4",
+        b"<<: *x",
+        b"0x",
+        b".inf",
+        b"NaN",
+        b"1e400",
+        b"\\ud800",
+        b"%YAML 9.9\n---\n",
+    ),
+    *(
+        b"!!timestamp 1",
+        b"!!binary x",
+        b"---\n",
+        b"...\n",
+        b"\xc3",
+        b"\xe2\x80\xa8",
+        b"&a [*a]",
+        b"*b",
+        b"true: 1\n",
+        b"1: 2\n",
+    ),
+]
+_LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(8)
+)
+
+
+def fuzz(shop: Workshop, seed: int) -> None:
+    """`EACH` mutations, all of one kind of file."""
+    kind = list(CASES)[seed % len(CASES)]
+    chance = random.Random(seed)
+    work = shop.root / f"fuzz-{kind}"
+    if not work.exists():
+        work.mkdir()
+        _prepare(work)
+    for number in range(EACH):
+        case = f"{kind}, seed {seed}, mutation {number}"
+        began, worked = time.monotonic(), time.process_time()
+        try:
+            CASES[kind](work, chance)
+        except UserError as error:
+            if not str(error):
+                raise AssertionError(f"{case}: an error without words") from error
+        except Exception as error:
+            keep = shop.root.parent / f"failed-{kind}-{seed}-{number}"
+            shutil.copytree(work, keep, dirs_exist_ok=True)
+            raise AssertionError(f"{case}: {type(error).__name__}: {str(error)[:300]}") from error
+        took = time.process_time() - worked  # the machine may be busy: its clock says little, but a hang would show
+        assert took < MAX_SECONDS, f"{case}: {took:.1f} s"
+        assert time.monotonic() - began < 12 * MAX_SECONDS, f"{case}: hung"
+
+
+def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
+    """A few bytes flipped, cut, repeated, or replaced by something that parsers trip over."""
+    out = bytearray(data)
+    for _ in range(chance.randrange(1, 5)):
+        place = chance.randrange(len(out) + 1)
+        kind = chance.randrange(6)
+        if kind == 0 and out:
+            out[place % len(out)] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            out[place:place] = chance.choice(_SNIPPETS)
+        elif kind == 2:
+            del out[place : place + chance.randrange(1, 40)]
+        elif kind == 3:
+            out[place:place] = out[place : place + chance.randrange(1, 200)]
+        elif kind == 4:
+            out[place : place + chance.randrange(1, 20)] = chance.choice(_SNIPPETS)
+        else:
+            del out[place:]
+    return bytes(out)
+
+
+def mutate_value(value: Any, chance: random.Random) -> Any:
+    """The same JSON value with one place in it changed, added or removed."""
+    if isinstance(value, dict) and value and chance.random() < 0.85:
+        copy = dict(value)
+        key = chance.choice(list(copy))
+        how = chance.random()
+        if how < 0.1:
+            del copy[key]
+        elif how < 0.2:
+            copy[chance.choice(("", "x", "schema", "__class__", "step"))] = chance.choice(_NASTY)
+        else:
+            copy[key] = mutate_value(copy[key], chance)
+        return copy
+    if isinstance(value, list) and value and chance.random() < 0.7:
+        copy_ = list(value)
+        copy_[chance.randrange(len(copy_))] = mutate_value(chance.choice(copy_), chance)
+        return copy_
+    return chance.choice(_NASTY)
+
+
+def _mutated_json(value: Any, chance: random.Random) -> bytes:
+    for _ in range(chance.randrange(1, 4)):
+        value = mutate_value(value, chance)
+    data = json.dumps(value).encode()
+    return mutate_bytes(data, chance) if chance.random() < 0.4 else data
+
+
+def _prepare(work: Path) -> None:
+    tensors = {"method/w": torch.arange(6.0).reshape(2, 3), "method/n": torch.tensor(3), "optimizer/0/m": torch.ones(4)}
+    info = {
+        "optimizer": {"0/step": 3},
+        "precision": {},
+        "data": "x",
+        "skipped": [{"index": 1, "key": "a", "reason": "b"}],
+    }
+    save_checkpoint(work / "checkpoints", tensors, info, step=1)
+    from snclr.config import resolve
+    from snclr.encoders import build_encoder
+
+    spec = resolve_encoder("resnet10-tiny", image_size=16, stem="half")
+    save_encoder(build_encoder(spec), spec, work)
+    settings = {name.replace("-", "_"): value for name, value in SETTINGS.items()}
+    (work / "settings.yaml").write_text(yaml.safe_dump(resolve(settings).to_dict()))
+    (work / "manifest").write_bytes((work / "checkpoints" / "step-0000000001" / module.MANIFEST).read_bytes())
+    (work / "tensors").write_bytes((work / "checkpoints" / "step-0000000001" / module.TENSORS).read_bytes())
+    (work / "info").write_bytes((work / "checkpoints" / "step-0000000001" / module.INFO).read_bytes())
+    (work / "weights").write_bytes((work / "encoder.safetensors").read_bytes())
+    (work / "description").write_bytes((work / "config.json").read_bytes())
+    (work / "a.png").write_bytes(b"no image, but a file")
+
+
+def _checkpoint(work: Path) -> Path:
+    """The checkpoint as it was written."""
+    path = work / "checkpoints" / "step-0000000001"
+    for name, kept in ((module.MANIFEST, "manifest"), (module.TENSORS, "tensors"), (module.INFO, "info")):
+        shutil.copyfile(work / kept, path / name)
+    return path
+
+
+def _manifest(work: Path, chance: random.Random) -> None:
+    path = _checkpoint(work)
+    body = json.loads((path / module.MANIFEST).read_bytes())
+    if chance.random() < 0.5:  # signed again, so that what follows the check of the hash is reached
+        del body["manifest_sha256"]
+        body = mutate_value(body, chance)
+        data = module._manifest_bytes(body) if isinstance(body, dict) else json.dumps(body).encode()
+    else:
+        data = _mutated_json(body, chance)
+    (path / module.MANIFEST).write_bytes(data)
+    load_checkpoint(path)
+
+
+def _header(data: bytes, chance: random.Random) -> bytes:
+    """A safetensors file with a changed header, its length right or wrong."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    text = _mutated_json(header, chance) if chance.random() < 0.8 else mutate_bytes(data[8 : 8 + length], chance)
+    wrong = chance.random() < 0.2
+    number = chance.choice((0, 1, 2**32, 2**63, 2**64 - 1, len(text) + 1, 10**8)) if wrong else len(text)
+    return number.to_bytes(8, "little") + text + data[8 + length :]
+
+
+def _tensors(work: Path, chance: random.Random) -> None:
+    path = _checkpoint(work)
+    (path / module.TENSORS).write_bytes(_header((work / "tensors").read_bytes(), chance))
+    _resign(path)
+    load_checkpoint(path)
+
+
+def _info(work: Path, chance: random.Random) -> None:
+    path = _checkpoint(work)
+    (path / module.INFO).write_bytes(_mutated_json(json.loads((work / "info").read_bytes()), chance))
+    _resign(path)
+    load_checkpoint(path)
+
+
+def _foreign(work: Path, chance: random.Random) -> None:
+    (work / "w.safetensors").write_bytes(_header((work / "weights").read_bytes(), chance))
+    load_weights(work / "w.safetensors", resolve_encoder("resnet10-tiny", image_size=16, stem="half"))
+
+
+def _torch_file(work: Path, chance: random.Random) -> None:
+    if not (work / "w.pt").exists():
+        torch.save({"state_dict": {"a": torch.ones(3), "b": [1, 2]}}, work / "w.pt")
+    (work / "m.pt").write_bytes(mutate_bytes((work / "w.pt").read_bytes(), chance))
+    load_weights(work / "m.pt", resolve_encoder("resnet10-tiny", image_size=16, stem="half"))
+
+
+def _description(work: Path, chance: random.Random) -> None:
+    """config.json and the header of an encoder."""
+    saved = json.loads((work / "description").read_bytes())
+    if chance.random() < 0.5:
+        saved["snclr"]["encoder"] = mutate_value(saved["snclr"]["encoder"], chance)
+        (work / "config.json").write_bytes(json.dumps(saved).encode())
+        EncoderSpec.from_dict(saved["snclr"]["encoder"])
+    else:
+        (work / "config.json").write_bytes(_mutated_json(saved, chance))
+    load_encoder(work)
+
+
+def _settings(work: Path, chance: random.Random) -> None:
+    """config.yaml, as text and as values."""
+    text = (work / "settings.yaml").read_bytes()
+    how = chance.random()
+    if how < 0.02:
+        data = _LAUGHS.encode() + f"{chance.choice(('encoder', 'data', 'lr', 'x'))}: *i\n".encode()
+    elif how < 0.5:
+        data = mutate_bytes(text, chance)
+    else:
+        values = mutate_value(yaml.safe_load(text), chance)
+        try:
+            data = yaml.safe_dump(values, allow_unicode=True).encode(errors="surrogatepass")
+        except yaml.YAMLError:
+            data = repr(values).encode(errors="surrogatepass")
+    (work / "config.yaml").write_bytes(data)
+    resume_config({"out": str(work), "resume": True})
+
+
+def _metrics(work: Path, chance: random.Random) -> None:
+    lines = b"".join(b'{"step": %d, "epoch": 0.5, "loss": 2.5}\n' % i for i in range(1, 9))
+    (work / "metrics.jsonl").write_bytes(mutate_bytes(lines, chance))
+    read_metrics(work)
+
+
+def _list(work: Path, chance: random.Random) -> None:
+    (work / "list.txt").write_bytes(mutate_bytes(b"a.png\tcat\n# comment\na.png\tdog\na.png\n", chance))
+    open_source(work / "list.txt")
+
+
+CASES: dict[str, Callable[[Path, random.Random], None]] = {
+    "manifest": _manifest,
+    "settings": _settings,
+    "tensors": _tensors,
+    "info": _info,
+    "foreign": _foreign,
+    "description": _description,
+    "torch file": _torch_file,
+    "metrics": _metrics,
+    "list": _list,
+}

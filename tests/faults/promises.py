@@ -1,0 +1,74 @@
+"""The promises of docs/reliability.md: each with its trial, and how often it is tried in `make test` and `make soak`.
+
+A trial is a function (workshop, seed) that raises where the promise is broken. Tests and soak run the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.distributed import hosts
+from tests.faults import damage, disks, fuzz, kills, payloads, ranks, stops, zoo
+from tests.faults.harness import Workshop
+
+Trial = Callable[[Workshop, int], None]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A line of the table. `short` are the seeds tried in `make test`, `full` how many seeds in `make soak`."""
+
+    row: str
+    text: str
+    trial: Trial
+    full: int
+    short: tuple[int, ...]
+    checks: int = 1
+    """How many things one trial tries, where it is more than one."""
+
+    @property
+    def several(self) -> bool:
+        """Whether a trial starts several processes that train together."""
+        return self.trial.__module__ in (ranks.__name__, hosts.__name__)
+
+    @property
+    def name(self) -> str:
+        return f"{self.row} {self.trial.__name__}"
+
+
+PROMISES = (
+    Promise("1", "the same command gives the same run, with 0 or 2 loader workers", kills.repeat, 10, (0,)),
+    Promise("1", "the same on two processes", ranks.repeat_ranks, 10, ()),
+    Promise("2", "kill -9 at a random moment, then --resume: the same end", kills.random_kill, 50, (1, 2)),
+    Promise(
+        "2", "kill -9 at a forced point of a write, rename or deletion", kills.forced_kill, len(kills.FORCED), (0, 5)
+    ),
+    Promise("2", "kill -9 of an evaluation; the same command gives the same result", kills.evaluation_kill, 6, (1,)),
+    Promise("3", "one of two ranks is killed under torchrun --max-restarts: the same end", ranks.rank_killed, 20, (0,)),
+    Promise("4", "a second run on a live folder is refused; a killed one's is free", kills.second_run, 6, (1,)),
+    Promise(
+        "4", "the torchrun agent is killed: its ranks end within 10 s, and --resume works", ranks.agent_killed, 6, (0,)
+    ),
+    Promise("5", "SIGTERM, SIGUSR1, Ctrl-C to the process or its group, 0 or 2 workers", stops.stop, 12, (0, 7)),
+    Promise("5", "SIGTERM, SIGUSR1, Ctrl-C under torchrun: to the agent or the group", ranks.stop_ranks, 6, ()),
+    Promise("6", "resumed on 2, 1 and 2 processes again: the images of every step are the same", ranks.resized, 3, ()),
+    Promise("7", "a full disk (writes that fail from byte n on)", disks.failing_writer, 10, (1, 3)),
+    Promise("7", "a full disk (a file system of a few hundred kilobytes)", disks.small_tmpfs, 5, (2,)),
+    Promise("8", "a damaged checkpoint is passed over loudly", damage.damaged, 200, tuple(range(12))),
+    Promise("9", "opening a file never runs its code", payloads.payload, len(payloads.PAYLOADS), (1, 8, 13, 15)),
+    Promise("10", "odd images are decoded right, bad ones refused with a reason", zoo.decoded, 2, (0, 1)),
+    Promise("10", "bad images are replaced the same way from any start; too many stop the run", zoo.loaded, 20, (1,)),
+    Promise("10", "a run on the image zoo ends alike with 0 and 2 workers", zoo.trained, 3, ()),
+    Promise("11", "one rank's loss is not a number: all stop before the update", ranks.nonfinite, 4, (1,)),
+    Promise("12", "a stopped rank ends the job in the set time and is named", ranks.stopped, 4, (1,)),
+    Promise(
+        "12", "the link between two hosts is cut: both end, each names the other; a restart is bit-identical",
+        hosts.cable_cut, 8, (),
+    ),
+    Promise("14", "a run of every known schema opens and goes on", damage.golden, 2, (0,)),
+    Promise(
+        "14", "a checkpoint of an unknown schema is refused and nothing is written", damage.unknown_schema, 6, (0,)
+    ),
+    Promise("15", "mutated manifests, headers, settings, lists", fuzz.fuzz, 200, tuple(range(9)), checks=fuzz.EACH),
+)
