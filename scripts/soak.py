@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,8 @@ class Row:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the trials; 0 where none failed."""
+    # Started in the background of a script, SIGINT is ignored here and in every process that the trials start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = _options(argv)
     rows = _in_parts(options) if options.jobs > 1 and options.seed is None else _run(options)
     if options.json:
