@@ -53,7 +53,8 @@ def count_networks() -> list[Network]:
     found = []
     for name, recipe in RECIPES.items():
         config = resolve({"recipe": recipe, "data": "unused", "out": "unused"})
-        method = build_method(config, encoder_spec(config)).to("meta")
+        built: Any = build_method(config, encoder_spec(config))
+        method = built.to("meta")
         with FlopCounterMode(display=False) as counter:
             method.predictor(method.projector(method.encoder(torch.empty(2, 3, 224, 224, device="meta"))))
         with FlopCounterMode(display=False) as followed:
@@ -87,7 +88,7 @@ def measure_rates(networks: list[Network]) -> dict[str, float]:
     z1 = y2.clone().requires_grad_()
     product = median(lambda: y2 @ queue.T)
     search = median(lambda: topk(y2, queue, 30))
-    loss = median(lambda: logsumexp(z1, [Keys(queue)], 0.2).sum().backward())
+    loss = median(lambda: torch.autograd.grad(logsumexp(z1, [Keys(queue)], 0.2).sum(), z1))
     encoder, images = timm.create_model("vit_small_patch16_224", num_classes=0), torch.randn(4, 3, 224, 224)
     passes = median(lambda: encoder(images).sum().backward(), repeats=3)
     operations = 2.0 * ROWS * QUEUE * DIM
@@ -128,14 +129,17 @@ def measure_messages(processes: int) -> dict[str, float]:
 def inside(out: str) -> None:
     """Run by torchrun: measure on this process among the others; process 0 writes the file."""
     from snclr.distributed import barrier, gather, rank_and_size, sum_over_processes
-    from snclr.train import pretrain as p
+    from snclr.train.build import build_method, encoder_spec
+    from snclr.train.inputs import open_data
+    from snclr.train.launch import launch
     from snclr.train.loop import training_step
+    from snclr.train.pretrain import _prepare, build_loader
     from snclr.train.run_folder import RunFolder
 
     config = resolve(
         {"recipe": "demo", "data": "demo", "out": "unused", "encoder": "resnet10-tiny", "batch_size": 64, "workers": 0}
     )
-    fabric = p.launch(config)
+    fabric = launch(config)
     small, large, size = torch.zeros(3, dtype=torch.int64), torch.zeros(2**20), rank_and_size()[1]
 
     def timed(run: Callable[[], Any], repeats: int) -> float:
@@ -145,10 +149,10 @@ def inside(out: str) -> None:
     gather_small = timed(lambda: gather(small), 200)
     reduce_small = timed(lambda: sum_over_processes(small), 200)
     gather_large = timed(lambda: gather(large), 10)
-    source = p.open_data(config.data, fabric)
-    loader, method = p.build_loader(config, source, fabric), p.build_method(config, p.encoder_spec(config))
-    training = p._prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
-    core = training.core
+    source = open_data(config.data, fabric)
+    loader, method = build_loader(config, source, fabric), build_method(config, encoder_spec(config))
+    training = _prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    core: Any = training.core
     layers = norms(core.encoder) + norms(core.projector) + norms(core.predictor), norms(core.key_network)
     counts: dict[str, int] = {}
     batches = list(loader.batches(0, 3))
@@ -262,7 +266,8 @@ def write(page: Path, sections: dict[str, str]) -> None:
     for name, body in sections.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         assert marked.search(text), f"{page} has no place marked {name}"
-        text = marked.sub(lambda match, body=body: f"{match[1]}{body}\n{match[2]}", text)
+        before, after = marked.split(text, maxsplit=1)[0], marked.split(text, maxsplit=1)[-1]
+        text = f"{before}<!-- {name} -->\n{body}\n<!-- /{name} -->{after}"
     page.write_text(text, encoding="utf-8")
 
 

@@ -45,7 +45,8 @@ class Step:
 
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config
-        self.method = build_method(config, encoder_spec(config)).train()
+        built: Any = build_method(config, encoder_spec(config))
+        self.method = built.train()
         self.method.encoder.to(memory_format=torch.channels_last)
         self.method.momentum_encoder.to(memory_format=torch.channels_last)
         self.optimizer = build_optimizer(

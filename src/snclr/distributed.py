@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed has them too, without saying so
 
 from snclr.errors import OtherProcessError, UserError
 
@@ -63,7 +64,7 @@ def gather_rows(tensor: Tensor) -> Tensor:
     counts = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
     padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
     padded[: len(tensor)] = tensor
-    parts = gather(padded).split(max(counts)) if max(counts) else [tensor]
+    parts = torch.split(gather(padded), max(counts)) if max(counts) else [tensor]
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=False)])
 
 
@@ -127,8 +128,8 @@ def rejoin_after_restart(backend: str, timeout: timedelta) -> None:
     )
     if not restarted or env["LOCAL_WORLD_SIZE"] != env["WORLD_SIZE"] or dist.is_initialized():
         return
-    shared = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), None, False, timeout=timeout)
-    store = dist.PrefixStore(f"snclr/attempt-{env['TORCHELASTIC_RESTART_COUNT']}", shared)
+    shared = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), None, False, timeout=timeout)
+    store = PrefixStore(f"snclr/attempt-{env['TORCHELASTIC_RESTART_COUNT']}", shared)
     dist.init_process_group(
         backend, store=store, rank=int(env["RANK"]), world_size=int(env["WORLD_SIZE"]), timeout=timeout
     )
@@ -138,9 +139,9 @@ def open_store(answer_seconds: float) -> Any:
     """A key-value store kept by process 0, apart from torch's own: a thread may use it while the main waits."""
     host, waiting = os.environ.get("MASTER_ADDR", "127.0.0.1"), timedelta(seconds=answer_seconds)
     keeper = dist.get_rank() == 0
-    store = dist.TCPStore(host, 0, None, True, timeout=waiting, wait_for_workers=False) if keeper else None
-    port = broadcast_object(None if store is None else store.port)
-    return store or dist.TCPStore(host, port, None, False, timeout=waiting, wait_for_workers=False)
+    store = TCPStore(host, 0, None, True, timeout=waiting, wait_for_workers=False) if keeper else None
+    port = broadcast_object(0 if store is None else store.port)
+    return store or TCPStore(host, port, None, False, timeout=waiting, wait_for_workers=False)
 
 
 def fail_together(error: BaseException | None) -> None:

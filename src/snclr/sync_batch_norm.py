@@ -105,7 +105,7 @@ class _Normalise(torch.autograd.Function):
         own = values.new_tensor([x.numel() // x.shape[1]])
         # All at once: a message costs the same whether it holds one number or a thousand.
         of_all = gather(torch.cat([own, mean, variance])[None])
-        counts, means, variances = of_all.split([1, x.shape[1], x.shape[1]], dim=1)
+        counts, means, variances = torch.split(of_all, [1, x.shape[1], x.shape[1]], dim=1)
         count = counts.sum()
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean).square())).sum(0) / count

@@ -63,8 +63,11 @@ PROMISES = (
     Promise("11", "one rank's loss is not a number: all stop before the update", ranks.nonfinite, 4, (1,)),
     Promise("12", "a stopped rank ends the job in the set time and is named", ranks.stopped, 4, (1,)),
     Promise(
-        "12", "the link between two hosts is cut: both end, each names the other; a restart is bit-identical",
-        hosts.cable_cut, 8, (),
+        "12",
+        "the link between two hosts is cut: both end, each names the other; a restart is bit-identical",
+        hosts.cable_cut,
+        8,
+        (),
     ),
     Promise("14", "a run of every known schema opens and goes on", damage.golden, 2, (0,)),
     Promise(

