@@ -135,6 +135,12 @@ def rejoin_after_restart(backend: str, timeout: timedelta) -> None:
     )
 
 
+def leave() -> None:
+    """Take leave of the other processes, for the end of a program: torch's threads must not outlive Python's."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def open_store(answer_seconds: float) -> Any:
     """A key-value store kept by process 0, apart from torch's own: a thread may use it while the main waits."""
     host, waiting = os.environ.get("MASTER_ADDR", "127.0.0.1"), timedelta(seconds=answer_seconds)

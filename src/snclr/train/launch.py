@@ -6,6 +6,7 @@ two say themselves how many there are.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import inspect
 import logging
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from snclr.config import PretrainConfig
-from snclr.distributed import rejoin_after_restart
+from snclr.distributed import leave, rejoin_after_restart
 from snclr.errors import UserError
 
 PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
@@ -87,6 +88,8 @@ def start(
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # who was started is our own lines' business
     if local * nodes > 1:
         rejoin_after_restart("gloo" if accelerator == "cpu" else "nccl", datetime.timedelta(seconds=timeout))
+        atexit.unregister(leave)  # once is enough, however many jobs a program starts
+        atexit.register(leave)
     fabric.launch()
     return fabric
 

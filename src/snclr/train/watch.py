@@ -65,7 +65,10 @@ class Watch:
     ) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(timeout=2 * BEAT_SECONDS)
+            # One still inside torch when Python ends would abort the process: give its last call time to return.
+            thread.join(timeout=_ANSWER_SECONDS + 2 * BEAT_SECONDS)
+        if kind is None:
+            barrier()  # the store ends with process 0: no one may be asking it any more
         self._store = None
 
     def silent(self) -> list[int]:
