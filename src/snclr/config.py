@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -256,6 +257,8 @@ def _checked(f: dataclasses.Field[Any], value: Any) -> Any:
     else:
         names = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
         raise UserError(f"{f.name} must be {names}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{f.name} must be a finite number, not {value!r}")
     choices, low = f.metadata["choices"], f.metadata["low"]
     if choices is not None and value not in choices:
         raise UserError(f"{f.name} must be one of {', '.join(choices)}, not {value!r}{_near(str(value), choices)}")

@@ -135,3 +135,10 @@ def test_impossible_settings_say_what_is_possible(bad, words):
 def test_any_value_gives_a_config_or_a_user_error(name, value):
     with contextlib.suppress(UserError):  # any other exception fails the test
         assert isinstance(resolve({name: value}), PretrainConfig)
+
+
+@pytest.mark.parametrize("name", ["temperature", "lr", "momentum", "gamma", "max_bad_share"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_are_finite(name, value):
+    with pytest.raises(UserError, match=f"{name} must be a finite number"):
+        resolve({name: value})
