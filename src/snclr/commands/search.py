@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.commands.evaluation import Session, data_of, finish, run_encoder, session
+from snclr.commands.evaluation import Session, add_compute_flags, data_of, finish, run_encoder, session
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def search(
     out: str | Path | None = None,
     workers: int = 0,
     device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
     cache: bool = True,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def search(
     if out is not None and Path(out).suffix.lower() != ".png":
         raise UserError(f"the figure {out} must end in .png")
     choose(index, 1, 1)  # an index that is unknown or not installed is refused before anything is computed
-    with session(device=device, cache=cache, quiet=quiet) as at:
+    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as at:
         try:
             return _search(at, run, image, data, k=k, index=index, embeddings=embeddings, split=split, out=out,
                            workers=workers)  # fmt: skip
@@ -93,7 +95,7 @@ def _search(
         asked.features, there.features, k, index=index, query_ids=ours[asked.ids], collection_ids=theirs[there.ids]
     )
     rows = _rows(queries, asked, collection, there, found, query_labels(queries, collection, ours, theirs))
-    figure = None if out is None else _draw(rows, queries, collection, Path(out))
+    figure = None if out is None or not at.first else _draw(rows, queries, collection, Path(out))
     return {
         "queries": [_with_paths(row, collection) for row in rows],
         "k": k,
@@ -209,9 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--embeddings", metavar="FILE", help="the collection's features, from snclr embed")
     parser.add_argument("--split", default="train", help="which part, where the collection has parts")
     parser.add_argument("--out", metavar="PNG", help=f"draw the result (the first {MOST_ROWS} queries)")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode images")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--no-cache", action="store_true", help="neither use nor keep features in the run folder")
+    add_compute_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(handler=_run)
 
@@ -219,7 +219,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 def _run(a: argparse.Namespace) -> int:
     done = search(
         a.run, a.image, data=a.data, k=a.k, index=a.index, embeddings=a.embeddings, split=a.split, out=a.out,
-        workers=a.workers, device=a.device, cache=not a.no_cache, quiet=a.json,
+        workers=a.workers, device=a.device, devices=a.devices, nodes=a.nodes, cache=not a.no_cache, quiet=a.json,
     )  # fmt: skip
     return finish(done, a, _show)
 
