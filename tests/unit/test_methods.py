@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from snclr.commands.explain import explain
 from snclr.config import resolve, settings_of
 from snclr.data.demo import open_demo
 from snclr.data.loader import ViewLoader
@@ -263,3 +264,5 @@ def test_a_run_that_lost_its_end_resumes_to_the_same_bits(name, images, tmp_path
     if name != "snclr":
         with pytest.raises(UserError, match=f"method='{name}'"):
             pretrain(quiet=True, out=str(cut), resume=True, method="snclr")
+        with pytest.raises(UserError, match="explain takes SNCLR's loss apart"):
+            explain(cut, "any.png")
