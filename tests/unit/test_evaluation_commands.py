@@ -350,20 +350,18 @@ def arguments(command: str, run: Path) -> list[str]:
 EVERY = ["knn", "linear", "linear --protocol=paper", "finetune", "neighbors", "embed", "search", "explain"]
 
 
-@pytest.mark.parametrize("command", EVERY)
+NO_RUNS = {"empty": "run", "missing": "run", "unfinished": "pretrain --resume", "unknown": "run"}
+OF_THE_CHECKPOINT = ("neighbors", "explain")  # the others take the exported encoder, which may not fit its description
+
+
 @pytest.mark.parametrize(
-    ("folder", "words"),
+    ("command", "folder", "words"),
     [
-        ("empty", "run"),
-        ("missing", "run"),
-        ("unfinished", "pretrain --resume"),
-        ("unknown", "run"),
-        ("unfit", "encoder"),
+        *((command, folder, words) for command in EVERY for folder, words in NO_RUNS.items()),
+        *((command, "unfit", "encoder") for command in EVERY if command not in OF_THE_CHECKPOINT),
     ],
 )
 def test_what_is_no_run_is_told_so(bad, command, folder, words, capsys):
-    if folder == "unfit" and command in ("neighbors", "explain"):
-        pytest.skip("these take the checkpoint, not the exported encoder")
     path = bad.get(folder, bad["place"] / folder)
     argv = [word.format(bad=bad["place"]) for word in arguments(command, path)]
     assert main(argv) == 2

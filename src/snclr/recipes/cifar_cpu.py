@@ -1,8 +1,8 @@
 """CIFAR-10 whole on two CPU cores in under half an hour: small enough to repeat with several seeds.
 
 Command   snclr pretrain --recipe cifar-cpu --data cifar10 --out RUN
-Cost      21 minutes on two cores (635 images/s from a folder of PNG files)
-Expected  see docs/results.md
+Cost      20 to 25 minutes on two cores with other work beside it, from a folder of PNG files
+Expected  top-1 on the test images, seeds 0, 1, 2: kNN 54.8, 53.9, 54.1 %; linear 55.9, 55.7, 56.5 %
 """
 
 from __future__ import annotations
