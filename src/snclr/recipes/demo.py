@@ -1,7 +1,7 @@
 """The images that come with the package, on two CPU cores in a few minutes.
 
 Command   snclr demo            (or: snclr pretrain --recipe demo --data demo --out RUN)
-Cost      4.1 minutes on two cores, of which 3.8 are training
+Cost      4.0 minutes on two cores, evaluation and report included
 Expected  top-1 on the 1,200 test images, seeds 0, 1, 2: kNN 70.9, 71.8, 71.1 %; linear 72.7, 72.5, 73.3 %
 """
 
