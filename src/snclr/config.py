@@ -91,7 +91,7 @@ class PretrainConfig:
     center_momentum: float = _setting(0.9, "momentum of the centre of dino's teacher", low=0)
     redundancy_weight: float = _setting(0.005, "weight λ of barlowtwins' redundancy term", low=0)
 
-    views: str = _setting("byol", "the two augmentation groups", choices=("byol", "cifar", "infomin"))
+    views: str = _setting("byol", "the two augmentation groups", choices=("byol", "cifar", "infomin", "crops"))
     crop_min: float | None = _setting(None, "smallest share of the image's area in a crop", low=0)
 
     seed: int = _setting(0, "all randomness follows from it", low=0)

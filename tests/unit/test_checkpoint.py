@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snclr.durable import FileLock
 from snclr.errors import UserError
 from snclr.train import checkpoint as module
 from snclr.train.checkpoint import (
@@ -30,7 +31,6 @@ from snclr.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from snclr.train.durable import FileLock
 
 
 def no_warning(text: str) -> None:

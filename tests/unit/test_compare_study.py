@@ -295,7 +295,7 @@ def test_a_dry_run_writes_nothing(workers, common, capsys, images):
 
 
 def test_a_second_comparison_in_the_same_place_is_refused(workers, common):
-    from snclr.train.durable import FileLock
+    from snclr.durable import FileLock
 
     common["out"].mkdir()
     lock = FileLock(common["out"] / ".snclr-compare.lock")

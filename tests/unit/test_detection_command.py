@@ -15,11 +15,11 @@ from snclr import cli
 from snclr.commands.detect import detect
 from snclr.detection import train as engine
 from snclr.detection.train import DetectorTraining
+from snclr.durable import FileLock
 from snclr.errors import UserError
 from snclr.evaluate.results import read_results
 from snclr.export.encoder import load_encoder
 from snclr.report.detection_figure import Drawn, DrawnImage, blend, draw_detections
-from snclr.train.durable import FileLock
 
 SMALL = {
     "iterations": 3, "batch_size": 2, "short_side": (64, 64), "long_side": 80, "width": 8, "rois": 16, "proposals": 50,

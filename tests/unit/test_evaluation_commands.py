@@ -215,7 +215,7 @@ def test_the_same_evaluation_twice_at_once_is_refused(run, monkeypatch, capsys):
         stop_after(patch, LinearHeads, "step", 3)
         assert main(["linear", str(run)]) == 130
     (folder,) = (run / "evaluation").glob("linear-cached-*")
-    from snclr.train.durable import FileLock
+    from snclr.durable import FileLock
 
     lock = FileLock(folder / ".lock")
     assert lock.acquire()

@@ -22,13 +22,13 @@ from snclr.commands.evaluation import open_subject
 from snclr.data.loader import ViewLoader
 from snclr.data.sources import ArraySource
 from snclr.data.views import TRAIN_CROP
+from snclr.durable import FileLock
 from snclr.errors import UserError
 from snclr.evaluate import finetune as engine
 from snclr.evaluate.finetune import Classifier, FinetuneSettings, Finetuning, build_classifier
 from snclr.evaluate.results import read_results
 from snclr.export.encoder import load_encoder
-from snclr.train.durable import FileLock
-from snclr.train.progress import Progress
+from snclr.progress import Progress
 from snclr.train.signals import StopRequest
 
 SMALL = {"labels": "50%", "epochs": 6, "batch_size": 8, "lr": 0.5, "quiet": True}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from snclr.train.progress import Progress
+from snclr.progress import Progress
 
 
 class Clock:
@@ -123,7 +123,7 @@ def test_a_terminal_that_goes_away_does_not_end_the_job() -> None:
 
 def test_rich_is_not_imported_for_plain_lines() -> None:
     script = (
-        "import sys; from snclr.train.progress import Progress\n"
+        "import sys; from snclr.progress import Progress\n"
         "with Progress('x', 2) as p: p.update(2)\n"
         "assert 'rich' not in sys.modules and 'torch' not in sys.modules"
     )
@@ -134,7 +134,7 @@ def test_rich_is_not_imported_for_plain_lines() -> None:
 
 ON_TERMINAL = """
 import sys
-from snclr.train.progress import Progress
+from snclr.progress import Progress
 with Progress("pretrain", 1000, initial=500) as progress:
     progress.update(250, 0.5, 1.5, {"loss": 3.14159})
     progress.say("checkpoint [saved]")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from snclr import durable
 from snclr.errors import UserError
-from snclr.train import durable
 from snclr.train.run_folder import CONTENTS, LOCK, RunFolder, open_run, write_atomic
 
 

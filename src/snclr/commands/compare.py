@@ -113,7 +113,7 @@ def carry_out(
     from snclr.comparison.runner import Place
     from snclr.comparison.store import Records
     from snclr.comparison.study import conduct, estimate
-    from snclr.train.durable import FileLock
+    from snclr.durable import FileLock
 
     if jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
@@ -142,8 +142,8 @@ def carry_out(
 def write_files(study: dict[str, Any], records: Any, out: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """The table as JSON and markdown, and the figures, all under the study's name; their paths, and the table."""
     from snclr.comparison.tables import build_table, markdown
+    from snclr.durable import write_atomic
     from snclr.report.comparison_figure import draw_comparison, draw_purity
-    from snclr.train.durable import write_atomic
 
     table = build_table(study, records)
     stem = out / study["name"]

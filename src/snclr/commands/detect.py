@@ -161,7 +161,7 @@ def _opening(start: Start, settings: DetectSettings, words: str, fabric: Any) ->
 
 
 def _locked(folder: Path) -> Any:
-    from snclr.train.durable import FileLock
+    from snclr.durable import FileLock
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".detect.lock")
@@ -173,7 +173,7 @@ def _locked(folder: Path) -> Any:
 
 def _train(job: Any, *, quiet: bool, opening: str) -> dict[str, Any] | None:
     """Train; None at the end, or what to return where a stop was asked for."""
-    from snclr.train.progress import Progress
+    from snclr.progress import Progress
     from snclr.train.signals import StopRequest
 
     s = job.settings

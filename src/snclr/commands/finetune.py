@@ -84,9 +84,9 @@ def _test(
     base: tuple[float, float | None], **facts: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Test what was trained and write the result; then nothing is left to go on with."""
+    from snclr.durable import discard
     from snclr.evaluate.finetune import evaluate_classifier
     from snclr.export.encoder import weights_digest
-    from snclr.train.durable import discard
 
     score = evaluate_classifier(
         job.model, job.classes, s.test, test_labels, image_size=s.spec.image_size, workers=job.workers, device=s.device,
@@ -160,7 +160,7 @@ def _prepare(
 def _write_list(run: Path, subset: LabelledSubset, seed: int, first: bool) -> Path:
     """The list of the images, in the run folder; one of the same name with other images is kept."""
     from snclr.distributed import broadcast_object
-    from snclr.train.durable import write_atomic
+    from snclr.durable import write_atomic
 
     if not first:
         return broadcast_object(run)
@@ -174,7 +174,7 @@ def _write_list(run: Path, subset: LabelledSubset, seed: int, first: bool) -> Pa
 @contextlib.contextmanager
 def _locked(folder: Path, first: bool) -> Iterator[None]:
     from snclr.distributed import fail_together
-    from snclr.train.durable import FileLock
+    from snclr.durable import FileLock
 
     lock = FileLock(folder / ".finetune.lock")
     refused = None
@@ -194,7 +194,7 @@ def _locked(folder: Path, first: bool) -> Iterator[None]:
 
 def _train(at: Session, job: Finetuning, *, words: str) -> int:
     """Train to the end, or until a stop is asked for; the steps done."""
-    from snclr.train.progress import Progress
+    from snclr.progress import Progress
 
     total = job.total_steps * job.settings.batch_size
     with Progress("fine-tuning", total, quiet=at.quiet) as progress:

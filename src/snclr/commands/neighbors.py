@@ -269,9 +269,9 @@ def _write(
     drawn: list[NeighborRow], protocol: str, shares: list[float | None], out: str | Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Draw the figure and write its table beside it; their paths, and the rows."""
+    from snclr.durable import write_atomic
     from snclr.evaluate.queries import file_of
     from snclr.report.neighbor_figure import draw_neighbors
-    from snclr.train.durable import write_atomic
     from snclr.train.run_folder import RunFolder
 
     name = "neighbors.png" if not images else f"neighbors-{Path(str(images[0])).stem}.png"

@@ -52,7 +52,7 @@ def pack(
     _check_out(out, overwrite)
     parts = _parts(folder)
     if "" not in parts and out.exists():  # parts are packed one by one: those of another folder must not stay
-        from snclr.train.durable import discard
+        from snclr.durable import discard
 
         discard(out)
     done: dict[str, Any] = {"shards": str(out), "images": 0, "files": 0, "bytes": 0, "parts": {}, "skipped": []}
@@ -72,7 +72,7 @@ def verify(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
     """Compare every packed shard below a folder with its manifest's size and hash; what was read, and what is wrong."""
     from snclr.data.shard_manifest import MANIFEST, read_manifest
     from snclr.data.shard_writer import verify_shards
-    from snclr.train.progress import Progress
+    from snclr.progress import Progress
 
     top = Path(folder).expanduser()
     places = [top, *(top / part for part in ("train", "val", "test"))]
@@ -135,7 +135,7 @@ def _pack_part(
     label: str,
 ) -> dict[str, Any]:
     from snclr.data.shard_writer import pack_files
-    from snclr.train.progress import Progress
+    from snclr.progress import Progress
 
     with Progress(label, len(source), quiet=quiet) as progress:
         manifest, bad = pack_files(

@@ -94,7 +94,7 @@ def _place(folder: RunFolder, out: str | Path | None) -> Path:
 
 
 def _write(path: Path, html: str) -> None:
-    from snclr.train.durable import write_atomic
+    from snclr.durable import write_atomic
 
     try:
         write_atomic(path, html)

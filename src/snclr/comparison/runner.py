@@ -14,8 +14,8 @@ from typing import Any
 
 from snclr.comparison.plan import Run
 from snclr.comparison.store import Records
-from snclr.train.durable import write_atomic
-from snclr.train.progress import Progress
+from snclr.durable import write_atomic
+from snclr.progress import Progress
 from snclr.train.run_folder import RunFolder
 from snclr.train.signals import StopRequest
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from snclr.comparison.plan import Run
+from snclr.durable import write_atomic
 from snclr.errors import UserError
-from snclr.train.durable import write_atomic
 
 SCHEMA = 1
 _log = logging.getLogger("snclr")

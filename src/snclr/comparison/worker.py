@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from snclr.comparison.store import SCHEMA, Records, thinned
+from snclr.durable import discard
 from snclr.errors import UserError
-from snclr.train.durable import discard
 from snclr.train.run_folder import RunFolder
 
 VALIDATION = 0.1

@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from snclr.data.packed import Arrays, arrays_from_bytes, arrays_to_bytes
+from snclr.durable import write_atomic
 from snclr.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -52,8 +53,6 @@ def parse_bytes(text: str, what: str) -> int:
 
 def seal(path: Path, arrays: Arrays) -> None:
     """Write arrays with their hash, whole or not at all; a cache that cannot be written is a warning, not an error."""
-    from snclr.train.durable import write_atomic
-
     data = arrays_to_bytes(arrays)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,9 @@ from snclr.data.shard_index import ShardIndex
 from snclr.data.shard_manifest import MANIFEST, Manifest, write_manifest
 from snclr.data.shard_writer import Example, ShardNote, write_shard
 from snclr.data.shards import ShardSource, open_shards
+from snclr.durable import FileLock, write_atomic
 from snclr.errors import UserError
+from snclr.progress import Progress
 
 _SHARD_IMAGES = 10_000
 _SHARD_BYTES = 500_000_000
@@ -60,9 +62,6 @@ def copy_stream(
     quiet: bool = False,
 ) -> None:
     """Write an IterableDataset's images as shards with a manifest to a folder; goes on where a copy was stopped."""
-    from snclr.train.durable import FileLock
-    from snclr.train.progress import Progress
-
     columns = find_columns(stream.features, name, image=image, label=label)
     kind = None if columns[1] is None else stream.features[columns[1]]
     stream = undecoded(stream, columns[0])
@@ -123,8 +122,6 @@ def _examples(rows: Iterator[tuple[int, Any]], columns: tuple[str, str | None], 
 
 def _finish(place: Path, note: ShardNote, labels: list[str | None], state: Any) -> None:
     """Note a shard as finished, with the stream's state behind it."""
-    from snclr.train.durable import write_atomic
-
     content = {"note": asdict(note), "labels": labels, "state": state}
     write_atomic((place / note.name).with_suffix(".note"), json.dumps(content))
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from snclr.durable import explain_full_disk
 from snclr.errors import UserError
 
 # scheme → the package that fsspec needs for it (None: nothing beyond what is installed).
@@ -111,8 +112,6 @@ def download(
 
     A broken connection is taken up where it broke, where the server can; else from the start, a few times.
     """
-    from snclr.train.durable import explain_full_disk
-
     scheme = check_address(url)
     partial = path.with_name(path.name + ".partial")
 

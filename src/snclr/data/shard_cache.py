@@ -9,6 +9,7 @@ from pathlib import Path
 
 from snclr.data.cache import cache_folder, cache_limit, cache_name
 from snclr.data.remote import download
+from snclr.durable import FileLock
 from snclr.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -66,8 +67,6 @@ class ShardCache:
 
     def fetch(self, shard: RemoteShard, *, wait: bool = True) -> bool:
         """Make sure the copy is there; False where another process fetches it and `wait` is not wanted."""
-        from snclr.train.durable import FileLock
-
         path = self.place(shard)
         if path.exists():
             return True

@@ -14,6 +14,7 @@ import numpy as np
 from snclr.data.packed import arrays_from_bytes, arrays_to_bytes
 from snclr.data.remote import read_remote, sibling
 from snclr.data.shard_index import ShardIndex
+from snclr.durable import write_atomic
 from snclr.errors import UserError
 
 MANIFEST = "shards.json"
@@ -52,8 +53,6 @@ class Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the index, then the manifest: the last file of a complete set."""
-    from snclr.train.durable import write_atomic
-
     index = arrays_to_bytes(manifest.index.arrays())
     write_atomic(folder / INDEX, index)
     content = {

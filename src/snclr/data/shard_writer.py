@@ -25,6 +25,7 @@ from snclr.data.packed import PackedNames
 from snclr.data.shard_index import ShardIndex
 from snclr.data.shard_manifest import MANIFEST, Manifest, ShardEntry, read_manifest, write_manifest
 from snclr.data.sources import FileSource
+from snclr.durable import FileLock, explain_full_disk, partial_path, remove_partial, write_atomic
 from snclr.errors import UserError
 
 _BLOCK = 512
@@ -81,8 +82,6 @@ def plan_shards(sizes: Sequence[int], order: Ids, shard_bytes: int, images_per_s
 
 def write_shard(path: Path, examples: Iterator[Example]) -> ShardNote:
     """Write one tar, whole or not at all, and say what is in it."""
-    from snclr.train.durable import explain_full_disk
-
     partial = path.with_name(path.name + ".partial")
     digest, position = hashlib.sha256(), 0
     rows: list[tuple[int, int, int]] = []
@@ -156,8 +155,6 @@ def pack_files(
     The images are spread over the shards by `seed` (None: in their order). With `check` each is decoded, and left out
     where that fails. `done` is told how many more images are written, from several threads.
     """
-    from snclr.train.durable import FileLock, partial_path, remove_partial, write_atomic
-
     relative = [
         "/".join(part for part in PurePosixPath(file).parts if part not in ("/", "..")) for file in source.files
     ]

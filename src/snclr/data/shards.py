@@ -30,6 +30,7 @@ from snclr.data.shard_manifest import MANIFEST, Manifest, read_manifest
 from snclr.data.shard_names import expand_braces
 from snclr.data.sources import Labels
 from snclr.errors import UserError
+from snclr.progress import Progress
 
 WINDOW = 16
 """From how many remote shards at a time the images of an epoch are mixed."""
@@ -209,8 +210,6 @@ def _from_paths(paths: list[Path], name: str) -> ShardSource:
 
 def _from_addresses(pattern: str, name: str) -> ShardSource:
     """Shards without a manifest: each is fetched once for its index, which is kept."""
-    from snclr.train.progress import Progress
-
     urls = list_remote(pattern) if "*" in pattern else expand_braces(pattern)
     if not urls:
         raise UserError(f"{name}: no shard has that name")

@@ -70,6 +70,7 @@ class ViewSettings:
 
 
 _INFOMIN = ViewSettings(crop_min=0.2, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5, randaugment=0.5)
+_CROPS = ViewSettings(crop_min=0.2, jitter=0.0, grayscale=0.0, blur=0.0)
 VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
     # The two groups of BYOL (Grill et al., 2020), which the paper uses.
     "byol": (ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)),
@@ -78,6 +79,8 @@ VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
     # InfoMin's (Tian et al., "What Makes for Good Views for Contrastive Learning?", 2020): stronger colours and
     # RandAugment, the same for both views. Its JigSaw branch is another loss, not a view, and is not here.
     "infomin": (_INFOMIN, _INFOMIN),
+    # Where colour is not a nuisance but the subject, or there is none: crops and mirrors alone.
+    "crops": (_CROPS, _CROPS),
 }
 TRAIN_CROP = ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0)
 """A random crop and a mirror, no more: what a linear probe is trained on."""

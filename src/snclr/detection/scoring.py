@@ -26,7 +26,7 @@ from snclr.detection.batches import compressed, load_picture, resize_picture, sc
 from snclr.detection.coco_folder import CocoSet
 from snclr.detection.schedule import DetectSettings
 from snclr.distributed import gather_objects, share_of
-from snclr.train.progress import Progress
+from snclr.progress import Progress
 
 MASK_THRESHOLD = 0.5
 

@@ -29,12 +29,12 @@ from snclr.distributed import (
     gather_objects,
     sum_over_processes,
 )
+from snclr.durable import discard
 from snclr.errors import UserError
+from snclr.progress import Progress
 from snclr.sync_batch_norm import synchronise_batch_norm
 from snclr.train import state
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from snclr.train.durable import discard
-from snclr.train.progress import Progress
 from snclr.train.signals import StopRequest
 
 SAVE_SECONDS = 300.0

@@ -11,8 +11,8 @@ from typing import Any
 from snclr.detection.annotation_check import Fault
 from snclr.detection.coco_folder import CocoSet
 from snclr.detection.schedule import DetectSettings
+from snclr.durable import write_atomic
 from snclr.encoders import EncoderSpec
-from snclr.train.durable import write_atomic
 
 _COLUMNS = {
     "AP_bb": "AP^bb", "AP50_bb": "AP^bb_50", "AP75_bb": "AP^bb_75",

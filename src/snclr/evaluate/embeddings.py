@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from snclr.durable import replacing, write_atomic
 from snclr.errors import UserError
-from snclr.train.durable import replacing, write_atomic
 
 FORMATS = (".npy", ".npz", ".parquet")
 _META = "snclr"  # under which name parquet keeps our metadata

@@ -25,9 +25,9 @@ from snclr.data.loader import Skip
 from snclr.data.order import Ids
 from snclr.data.sources import ArraySource, FileSource, Source
 from snclr.data.splits import Subset
+from snclr.durable import discard, write_atomic
 from snclr.errors import UserError
 from snclr.evaluate.resume import EVALUATION, short_hash
-from snclr.train.durable import discard, write_atomic
 
 FEATURES = "features"
 _INFO = "info.json"

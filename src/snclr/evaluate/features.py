@@ -21,7 +21,7 @@ from snclr.errors import UserError
 from snclr.evaluate.feature_store import Block, FeatureStore
 from snclr.evaluate.images import Plan, read_chunks
 from snclr.evaluate.resume import stop_together
-from snclr.train.progress import Progress
+from snclr.progress import Progress
 from snclr.train.signals import StopRequest
 
 BLOCK = 1024

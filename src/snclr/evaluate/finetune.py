@@ -28,10 +28,10 @@ from snclr.errors import UserError
 from snclr.evaluate.features import extract_features
 from snclr.evaluate.resume import load_together
 from snclr.evaluate.scoring import check_classes, labelled, top_shares, true_ranks
+from snclr.progress import Progress
 from snclr.sync_batch_norm import synchronise_batch_norm
 from snclr.train import state
 from snclr.train.checkpoint import save_checkpoint
-from snclr.train.progress import Progress
 from snclr.train.schedule import warmup_cosine
 from snclr.train.signals import StopRequest
 

@@ -13,7 +13,7 @@ from snclr.distributed import gather_rows, rank_and_size
 from snclr.errors import UserError
 from snclr.evaluate.resume import Interrupted, Kept, stop_together
 from snclr.evaluate.scoring import check_classes, describe_sets, labelled, top_shares, true_ranks
-from snclr.train.progress import Progress
+from snclr.progress import Progress
 from snclr.train.signals import StopRequest
 
 # Rows searched for and voted on at once: at 1,000 classes and float64 the votes are 2 MB.

@@ -32,8 +32,8 @@ from snclr.evaluate.scoring import (
     top_shares,
     true_ranks,
 )
+from snclr.progress import Progress
 from snclr.train.optim import scaled_lr
-from snclr.train.progress import Progress
 from snclr.train.signals import StopRequest
 
 BASE_LR = {"resnet": 0.1, "vit": 3.0}

@@ -17,7 +17,7 @@ from snclr.evaluate.images import Plan
 from snclr.evaluate.linear_heads import LinearHeads
 from snclr.evaluate.resume import Interrupted, Kept, stop_together
 from snclr.evaluate.scoring import labelled
-from snclr.train.progress import Progress
+from snclr.progress import Progress
 from snclr.train.schedule import warmup_cosine
 from snclr.train.signals import StopRequest
 

@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from snclr.durable import explain_full_disk, write_all
 from snclr.errors import UserError
-from snclr.train.durable import explain_full_disk, write_all
 from snclr.train.run_folder import RunFolder
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from snclr.distributed import broadcast_object, fail_together, gather_objects, rank_and_size
+from snclr.durable import FileLock, discard
 from snclr.errors import UserError
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from snclr.train.durable import FileLock, discard
 from snclr.train.signals import StopRequest
 
 EVALUATION = "evaluation"

@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from snclr.data.views import MEAN, STD
+from snclr.durable import write_atomic
 from snclr.encoders import SMALL_IMAGE, EncoderSpec, build_encoder, output_width, state_on_meta
 from snclr.errors import UserError
-from snclr.train.durable import write_atomic
 from snclr.train.tensor_file import safetensors_header, safetensors_pieces
 from snclr.vits import head_count
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from snclr.durable import discard, fsync_folder, partial_path
 from snclr.encoders import EncoderSpec
 from snclr.errors import UserError
 from snclr.export import (
@@ -26,7 +27,6 @@ from snclr.export import (
     timm_format,
     torchvision_format,
 )
-from snclr.train.durable import discard, fsync_folder, partial_path
 
 
 class Format(Protocol):

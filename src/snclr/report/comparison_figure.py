@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snclr.train.durable import write_atomic
+from snclr.durable import write_atomic
 
 _INK, _FAINT, _GRID, _PAPER = "#1d232b", "#6b7480", "#e7eaee", "#ffffff"
 # Told apart with colour blindness too (Okabe and Ito), light yellow left out: it is lost on white.

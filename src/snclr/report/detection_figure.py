@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from snclr.data.decode import Picture
+from snclr.durable import write_atomic
 from snclr.errors import UserError
-from snclr.train.durable import write_atomic
 
 # Lengths in pixels of the finished figure.
 _WIDTH = 420

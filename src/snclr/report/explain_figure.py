@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from snclr.data.decode import Picture
+from snclr.durable import write_atomic
 from snclr.report.neighbor_figure import framed, thumbnail
-from snclr.train.durable import write_atomic
 
 # All lengths in pixels of the finished figure.
 _CELL, _GAP, _CAPTION, _MARGIN, _TITLE, _DPI = 132, 18, 74, 26, 44, 100

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from snclr.data.decode import BadImage, Picture
+from snclr.durable import write_atomic
 from snclr.errors import UserError
 from snclr.evaluate.neighbors import Neighbor, NeighborRow
-from snclr.train.durable import write_atomic
 
 Load = Callable[[int], Picture]
 

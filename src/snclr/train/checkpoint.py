@@ -23,8 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from snclr.errors import UserError
-from snclr.train.durable import (
+from snclr.durable import (
     FileLock,
     discard,
     explain_full_disk,
@@ -33,6 +32,7 @@ from snclr.train.durable import (
     partial_path,
     remove_partial,
 )
+from snclr.errors import UserError
 from snclr.train.tensor_file import safetensors_header, safetensors_pieces, write_hashed
 
 SCHEMA = 1

@@ -18,10 +18,10 @@ from snclr.data.loader import Batch, ViewLoader
 from snclr.distributed import barrier, fail_together, gather, gather_objects, sum_over_processes
 from snclr.errors import UserError
 from snclr.methods.base import Method, StepOutput
+from snclr.progress import Progress
 from snclr.train.health import collapsed, health
 from snclr.train.metrics import MetricsLog
 from snclr.train.optim import scaled_lr
-from snclr.train.progress import Progress
 from snclr.train.run_folder import RunFolder, write_atomic
 from snclr.train.schedule import warmup_cosine
 from snclr.train.signals import StopRequest

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from snclr.durable import explain_full_disk, write_all, write_atomic
 from snclr.errors import UserError
-from snclr.train.durable import explain_full_disk, write_all, write_atomic
 from snclr.train.run_folder import RunFolder
 
 RESERVED = ("step", "epoch", "timing", "nonfinite")

@@ -20,6 +20,7 @@ from snclr.distributed import broadcast_object, together
 from snclr.encoders import EncoderSpec
 from snclr.errors import UserError
 from snclr.export.encoder import save_encoder
+from snclr.progress import Progress
 from snclr.sync_batch_norm import synchronise_batch_norm
 from snclr.train import state
 from snclr.train.build import build_method, encoder_spec, view_groups
@@ -29,7 +30,6 @@ from snclr.train.launch import launch
 from snclr.train.loop import Training, train
 from snclr.train.metrics import MetricsLog
 from snclr.train.optim import build_optimizer, scaled_lr
-from snclr.train.progress import Progress
 from snclr.train.run_folder import RunFolder, write_atomic
 from snclr.train.saved_run import resume_config
 from snclr.train.signals import StopRequest

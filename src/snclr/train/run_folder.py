@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+from snclr.durable import FileLock, discard, is_partial, remove_partial, write_atomic
 from snclr.errors import UserError
-from snclr.train.durable import FileLock, discard, is_partial, remove_partial, write_atomic
 
 __all__ = ["RunFolder", "open_run", "write_atomic"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snclr.train.durable import write_all
+from snclr.durable import write_all
 
 _CHUNK = 8 << 20
 
