@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.distributed import hosts
-from tests.faults import damage, disks, fuzz, kills, payloads, ranks, stops, zoo
+from tests.faults import damage, disks, fuzz, kills, names, payloads, ranks, stops, zoo
 from tests.faults.harness import Workshop
 
 Trial = Callable[[Workshop, int], None]
@@ -69,6 +69,7 @@ PROMISES = (
         8,
         (),
     ),
+    Promise("13", "hostile names of images and folders in the page, in a real browser", names.hostile_names, 10, (0,)),
     Promise("14", "a run of every known schema opens and goes on", damage.golden, 2, (0,)),
     Promise(
         "14", "a checkpoint of an unknown schema is refused and nothing is written", damage.unknown_schema, 6, (0,)
