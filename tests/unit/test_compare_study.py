@@ -124,6 +124,18 @@ def test_every_row_and_seed_is_one_run(workers, common):
     assert first["purity"]["mean"] == pytest.approx(0.4)
 
 
+def test_the_protocol_says_in_what_the_rows_differ_and_no_more(workers, common):
+    methods = "mocov3:temperature=0.1,snclr,snclr:gamma=max,neighbors=3,snclr:weights=hard"
+    found = compare(methods=methods, seeds=1, **common)
+    [line] = [line for line in found["protocol"] if line.startswith("rows differ in: ")]
+    parts = dict(part.split(": ", 1) for part in line.removeprefix("rows differ in: ").split("; "))
+    assert list(parts) == ["mocov3:temperature=0.1", "snclr", "snclr:gamma=max,neighbors=3", "snclr:weights=hard"]
+    assert "projector_layers=3" in parts["mocov3:temperature=0.1"]
+    assert "neighbors=10" in parts["snclr"]
+    assert parts["snclr:gamma=max,neighbors=3"] == "as snclr, but neighbors=3, gamma=max"
+    assert parts["snclr:weights=hard"] == "as snclr, but weights=hard"
+
+
 def test_finished_runs_are_recognised_and_none_is_repeated(workers, common):
     compare(methods=TWO, seeds=2, **common)
     assert len(workers.started) == 4

@@ -198,11 +198,17 @@ def protocol(study: Study, runs: Sequence[Run]) -> list[str]:
 
 
 def _differences(runs: Sequence[Run]) -> dict[str, str]:
-    """For each row the settings that are not the same in all rows."""
+    """For each row the settings that are not the same in all rows; of a method's later rows, what is new in them."""
     rows = {run.label: run.settings for run in runs}
     known = dict.fromkeys(name for row in rows.values() for name in row if name not in ("seed", "method"))
     names = [name for name in known if len({repr(row.get(name)) for row in rows.values()}) > 1]
-    found = {label: ", ".join(f"{n}={row[n]}" for n in names if n in row) for label, row in rows.items()}
+    found: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for label, row in rows.items():
+        like = first.setdefault(row["method"], label)
+        new = [n for n in names if n in row and (like == label or repr(row[n]) != repr(rows[like].get(n)))]
+        words = ", ".join(f"{n}={row[n]}" for n in new)
+        found[label] = words if like == label or not words else f"as {like}, but {words}"
     return {label: text for label, text in found.items() if text}
 
 
