@@ -28,6 +28,7 @@ _HOME = {
     "linear": "commands.linear",
     "neighbors": "commands.neighbors",
     "demo": "commands.demo",
+    "plan": "commands.plan",
     "export": "commands.export",
     "finetune": "commands.finetune",
     "embed": "commands.embed",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from snclr.commands.linear import linear as linear
     from snclr.commands.neighbors import neighbors as neighbors
     from snclr.commands.pack import pack as pack
+    from snclr.commands.plan import plan as plan
     from snclr.commands.report import report as report
     from snclr.commands.search import search as search
     from snclr.data.sources import open_source as open_source

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "see it work: pretrain, evaluate and draw on images that come with the package"),
     "pretrain": ("pretrain", "train an encoder on a folder of images, without labels"),
+    "plan": ("plan", "say what a run would take on this machine: time, memory, how long a queue entry lives"),
     "knn": ("knn", "evaluate a run by weighted nearest neighbours"),
     "linear": ("linear", "evaluate a run by a linear classifier on its frozen features"),
     "neighbors": ("neighbors", "draw images with their nearest neighbours and positiveness"),

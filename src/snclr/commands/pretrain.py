@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Collection
 from typing import Any
 
 from snclr.config import PretrainConfig, field_types
@@ -36,14 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """A flag for each setting, in the settings' groups."""
     parser.epilog = EXAMPLES
     parser.usage = "snclr pretrain --data DATA --out RUN [--recipe NAME] [options]"
+    add_settings(parser)
+    parser.add_argument("--json", action="store_true", default=False, help="print the result as one JSON object")
+    parser.set_defaults(handler=run)
+
+
+def add_settings(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
+    """The settings of a run as flags; another command may leave out what means nothing to it."""
     defaults = get_recipe("photos").settings
     group = parser.add_argument_group("data and run")
     for f in dataclasses.fields(PretrainConfig):
         if f.name in GROUPS:
             group = parser.add_argument_group(GROUPS[f.name]) if f.name != "data" else group
-        _add_flag(group, f, defaults.get(f.name, f.default))
-    parser.add_argument("--json", action="store_true", default=False, help="print the result as one JSON object")
-    parser.set_defaults(handler=run)
+        if f.name not in leave_out:
+            _add_flag(group, f, defaults.get(f.name, f.default))
 
 
 def _add_flag(group: Any, f: dataclasses.Field[Any], default: Any) -> None:

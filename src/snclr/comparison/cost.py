@@ -32,20 +32,32 @@ def measure_cost(given: dict[str, Any], *, steps: int) -> dict[str, Any]:
     if config.threads:
         torch.set_num_threads(config.threads)
     spent: list[float] = []
+    ends: list[float] = []
     with contextlib.closing(t.loader.batches(0, WARM_UP + steps)) as batches:
         for batch in batches:
             began = time.perf_counter()
             training_step(t, batch)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            spent.append(time.perf_counter() - began)
+            ends.append(time.perf_counter())
+            spent.append(ends[-1] - began)
     measured = sorted(spent[WARM_UP:])
     queue_mb = 0.0 if queue is None else queue.features.nbytes / 1e6
     return {
         "numbers": {"seconds_per_step": measured[len(measured) // 2]},
         "protocols": {"cost": f"median of {steps} steps after {WARM_UP}, full queue, without waiting for views"},
-        "cost": {"seconds": round(sum(spent), 3), "queue_mb": round(queue_mb, 3), "steps": steps, **peak_memory()},
-    }
+        "cost": {
+            "seconds": round(sum(spent), 3), "queue_mb": round(queue_mb, 3), "steps": steps,
+            "seconds_with_views": (ends[-1] - ends[WARM_UP - 1]) / steps, "state_mb": _state_mb(t), **peak_memory(),
+        },
+    }  # fmt: skip
+
+
+def _state_mb(t: Any) -> float:
+    """The tensors of a checkpoint: weights, momentum copy, queue, optimiser."""
+    from snclr.train.state import collect
+
+    return sum(tensor.nbytes for tensor in collect(t.core, t.optimizer)[0].values()) / 1e6
 
 
 def _training(config: Any, source: Any) -> Any:
