@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import logging
 import os
@@ -13,9 +14,9 @@ import shutil
 import socket
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from snclr.errors import UserError
 
@@ -113,11 +114,22 @@ def discard(path: Path) -> None:
 
 
 def remove_partial(path: Path) -> None:
-    """Delete what an interrupted write or deletion left behind."""
+    """Delete what an interrupted write or deletion left behind; another process may be at it too."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_already_gone)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
+
+
+def _already_gone(function: Callable[..., object], path: str, found: tuple[Any, BaseException, Any]) -> None:
+    if not isinstance(found[1], FileNotFoundError):
+        raise found[1]
+
+
+def sweep(path: Path) -> None:
+    """Delete what interrupted writes and deletions of `path` left beside it: for the one who holds its lock."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        remove_partial(left)
 
 
 class FileLock:

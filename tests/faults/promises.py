@@ -44,7 +44,7 @@ PROMISES = (
     Promise(
         "2", "kill -9 at a forced point of a write, rename or deletion", kills.forced_kill, len(kills.FORCED), (0, 5)
     ),
-    Promise("2", "kill -9 of an evaluation; the same command gives the same result", kills.evaluation_kill, 6, (1,)),
+    Promise("2", "kill -9 of an evaluation; the same command gives the same result", kills.evaluation_kill, 20, (1,)),
     Promise("3", "one of two ranks is killed under torchrun --max-restarts: the same end", ranks.rank_killed, 20, (0,)),
     Promise("4", "a second run on a live folder is refused; a killed one's is free", kills.second_run, 6, (1,)),
     Promise(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny_run
 
+from snclr import durable
 from snclr.comparison import worker
 from snclr.comparison.plan import Entry, Evaluation, make_run
 from snclr.comparison.store import Records
@@ -46,6 +47,28 @@ def job_of(images: Path, out: Path, **how: object) -> dict:
 
 def attempts(job: dict) -> list[dict]:
     return [json.loads(line) for line in Path(job["attempts"]).read_text().splitlines()]
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+def test_a_kill_in_the_deletion_of_the_checkpoints_is_made_good_by_the_next_start(images, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    job = job_of(images, tmp_path, k=5)
+
+    def kill(path: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "remove_partial", kill)
+        with pytest.raises(Killed):
+            worker.run_job(job)
+    assert not Path(job["record"]).exists()  # not finished, so it will be started again
+    monkeypatch.setattr("snclr.train.pretrain.pretrain", lambda **_: pytest.fail("the training was complete"))
+    assert worker.run_job(job) == 0
+    assert Path(job["record"]).exists()
+    assert not [path for path in Path(job["folder"]).iterdir() if durable.is_partial(path)]
 
 
 def test_a_run_leaves_its_record_and_its_encoder(images, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import nn
 
 import snclr
+from snclr import durable
 from snclr.cli import main
 from snclr.commands.evaluation import open_subject
 from snclr.data.loader import ViewLoader
@@ -227,6 +228,16 @@ def test_a_kill_loses_what_came_after_the_last_checkpoint_and_nothing_else(run, 
         record = snclr.finetune(run, **SMALL)
     assert record["model_sha256"] == undisturbed["model_sha256"]
     assert record["numbers"] == undisturbed["numbers"]
+
+
+def test_a_kill_in_the_last_deletion_leaves_nothing_behind_for_ever(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "remove_partial", lambda path: kill())
+        with pytest.raises(Killed):
+            snclr.finetune(run, **SMALL)
+    assert [path for path in run.iterdir() if durable.is_partial(path)]
+    snclr.finetune(run, **SMALL)
+    assert not [path for path in run.iterdir() if durable.is_partial(path) or (path.is_dir() and "50pct" in path.name)]
 
 
 def test_other_settings_never_go_on_with_its_checkpoint(run, monkeypatch):

@@ -161,13 +161,15 @@ def _opening(start: Start, settings: DetectSettings, words: str, fabric: Any) ->
 
 
 def _locked(folder: Path) -> Any:
-    from snclr.durable import FileLock
+    from snclr.detection.train import CHECKPOINTS
+    from snclr.durable import FileLock, sweep
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".detect.lock")
     if not lock.acquire():
         raise UserError(f"the same fine-tuning is already under way ({lock.holder()}, in {folder}); wait for it")
     lock.describe_holder()
+    sweep(folder / CHECKPOINTS)
     return lock
 
 

@@ -174,7 +174,7 @@ def _write_list(run: Path, subset: LabelledSubset, seed: int, first: bool) -> Pa
 @contextlib.contextmanager
 def _locked(folder: Path, first: bool) -> Iterator[None]:
     from snclr.distributed import fail_together
-    from snclr.durable import FileLock
+    from snclr.durable import FileLock, sweep
 
     lock = FileLock(folder / ".finetune.lock")
     refused = None
@@ -182,6 +182,7 @@ def _locked(folder: Path, first: bool) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         if lock.acquire():
             lock.describe_holder()
+            sweep(folder)  # what a kill in the deletion at the end of an earlier one left
         else:
             who = f"{lock.holder()}, in {folder}"
             refused = UserError(f"the same fine-tuning is already under way ({who}); wait for it")

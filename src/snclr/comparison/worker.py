@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from snclr.comparison.store import SCHEMA, Records, thinned
-from snclr.durable import discard
+from snclr.durable import discard, sweep
 from snclr.errors import UserError
 from snclr.train.run_folder import RunFolder
 
@@ -59,10 +59,17 @@ def run_job(job: dict[str, Any]) -> int:
             "evaluation": _without_places(job["evaluation"]), **facts, "where": _where(job), "versions": _versions(),
             "time": began.isoformat(timespec="seconds"),
         }  # fmt: skip
+        if not job["keep_runs"]:
+            _clear(RunFolder(job["folder"]).checkpoints)
         Records(Path(job["record"]).parent.parent).write(record, Path(job["record"]))
-        if not job["keep_runs"] and (checkpoints := RunFolder(job["folder"]).checkpoints).is_dir():
-            discard(checkpoints)
     return 0
+
+
+def _clear(checkpoints: Path) -> None:
+    """Delete them, and what a kill in an earlier deletion left of them."""
+    if checkpoints.is_dir():
+        discard(checkpoints)
+    sweep(checkpoints)
 
 
 # ---- training, and what it cost

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from snclr.distributed import broadcast_object, fail_together, gather_objects, rank_and_size
-from snclr.durable import FileLock, discard
+from snclr.durable import FileLock, discard, sweep
 from snclr.errors import UserError
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from snclr.train.signals import StopRequest
@@ -95,6 +95,7 @@ class Kept:
             else:
                 if free:
                     self._lock.describe_holder()
+                    sweep(self.folder)
                 else:
                     who = f"{self._lock.holder()}, in {self.folder}"
                     refused = UserError(f"the same evaluation is already under way ({who}); wait for it")
