@@ -66,11 +66,16 @@ def compare(
                     **settings},
     )  # fmt: skip
     study = Study(
-        name=name, title=f"{data.name}: {len(entries)} rows, {len(parse_seeds(seeds))} seeds", entries=entries,
+        name=name, title=_title(data.name, entries, parse_seeds(seeds)), entries=entries,
         seeds=parse_seeds(seeds), common=settings, evaluation=how, data=data, command=command, grid=grid,
         notes=[remark] if remark else [],
     )  # fmt: skip
     return carry_out(study, out, results, jobs=jobs, keep_runs=keep_runs, dry_run=dry_run, quiet=quiet)
+
+
+def _title(data: str, entries: Sequence[Any], seeds: Sequence[int]) -> str:
+    rows, times = len(entries), len(seeds)
+    return f"{data}: {rows} row{'s' if rows != 1 else ''}, {times} seed{'s' if times != 1 else ''}"
 
 
 def check_settings(settings: dict[str, Any], methods: Sequence[str] = ("snclr",)) -> None:

@@ -56,6 +56,16 @@ class Evaluation:
     """Digest of the labelled images."""
 
 
+def data_name(data: str) -> str:
+    """What to call the images in a table: the end of their path, and no more of it than tells something.
+
+    >>> data_name("/home/me/flowers/"), data_name("/home/me/flowers/train"), data_name("demo")
+    ('flowers', 'flowers/train', 'demo')
+    """
+    path = Path(data)
+    return f"{path.parent.name}/{path.name}".lstrip("/") if path.name in ("train", "training", "val") else path.name
+
+
 @dataclass(frozen=True)
 class Run:
     """One run: what the process is given, the settings that identify it, and how it is measured."""

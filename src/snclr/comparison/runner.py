@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snclr.comparison.plan import Run
+from snclr.comparison.plan import Run, data_name
 from snclr.comparison.store import Records
 from snclr.durable import write_atomic
 from snclr.progress import Progress
@@ -133,7 +133,7 @@ class _Pool:
             "label": run.label,
             "given": run.given,
             "settings": run.settings,
-            "data": {"name": Path(run.given["data"]).name, "fingerprint": run.data},
+            "data": {"name": data_name(run.given["data"]), "fingerprint": run.data},
             "evaluation": asdict(run.evaluation),
             "folder": str(self.place.folder(run)),
             "attempts": str(self.place.folder(run)) + ".attempts.jsonl",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from snclr.comparison.plan import TUNE_SEED, Entry, Evaluation, Run, make_run
+from snclr.comparison.plan import TUNE_SEED, Entry, Evaluation, Run, data_name, make_run
 from snclr.comparison.runner import Outcome, Place, execute
 from snclr.comparison.store import SCHEMA
 from snclr.comparison.worker import VALIDATION
@@ -82,9 +82,9 @@ def look_at_data(data: str) -> Data:
     source = open_source(data, split="train", download=True)
     labels = None if source.labels is None else source.labels[source.labels >= 0]
     if labels is None or not len(labels):
-        return Data(Path(data).name, len(source), source.fingerprint(), None, None)
+        return Data(data_name(data), len(source), source.fingerprint(), None, None)
     shares = np.unique(labels, return_counts=True)[1] / len(labels)
-    return Data(Path(data).name, len(source), source.fingerprint(), len(shares), float((shares**2).sum()))
+    return Data(data_name(data), len(source), source.fingerprint(), len(shares), float((shares**2).sum()))
 
 
 def look_at_test(evaluation: Evaluation, data: Data, given: str, entries: Sequence[Entry]) -> tuple[Evaluation, str]:
