@@ -105,6 +105,24 @@ def test_missing_neighbours_have_no_weight_and_no_gradient():
         assert (gradient[2] == 0).all()
 
 
+@given(seed=st.integers(0, 10**6), tau=st.sampled_from([0.1, 0.2, 0.5]), spread=st.floats(0.01, 1.0))
+@settings(max_examples=100, deadline=None)
+def test_a_neighbour_is_pulled_where_its_weight_is_above_its_count_times_exp_minus_the_loss(seed, tau, spread):
+    draw = torch.Generator().manual_seed(seed)
+    z1, y2, candidates = (F.normalize(torch.randn(n, 5, generator=draw, dtype=torch.float64), dim=1) for n in (4, 4, 6))
+    index = torch.stack([torch.randperm(6, generator=draw)[:3] for _ in range(4)])
+    w = spread * torch.rand(4, 3, generator=draw, dtype=torch.float64)
+    loss = soft_neighbor_loss(z1, y2, candidates, index, w, tau=tau, reduction="none")
+    row, place = seed % 4, seed % 3
+    entry = index[row, place]
+    margin = w[row, place] - (index == entry).sum() * torch.exp(-loss[row])
+    nearer = candidates.clone()
+    nearer[entry] += 1e-6 * z1[row]
+    change = soft_neighbor_loss(z1, y2, nearer, index, w, tau=tau, reduction="none")[row] - loss[row]
+    if margin.abs() > 1e-3:
+        assert (change < 0) == (margin > 0)  # it gains by coming nearer: it is pulled
+
+
 def test_presets_differ_as_documented():
     released, paper = PRESETS["released"], PRESETS["paper"]
     assert (paper.form, paper.times_2tau, paper.attention_gradient) == ("inside", False, False)
