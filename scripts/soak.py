@@ -4,6 +4,7 @@
     python scripts/soak.py --only 2 --only 8                 some rows
     python scripts/soak.py --share 0.1                       a tenth of the trials
     python scripts/soak.py --json soak.json --write docs/reliability.md
+    python scripts/soak.py --only evaluation_kill --keep soak.json --write docs/reliability.md     after a repair
 
 Rows are independent. A trial that fails is printed with its seed; `--only ROW --seed N` runs that one again.
 """
@@ -49,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     options = _options(argv)
     rows = _in_parts(options) if options.jobs > 1 and options.seed is None else _run(options)
+    if options.keep:
+        rows = merged(rows, [Row(**row) for row in json.loads(Path(options.keep).read_text())])
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if options.part is None:
@@ -59,12 +62,25 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(row.failures for row in rows) else 0
 
 
+def merged(new: list[Row], old: list[Row]) -> list[Row]:
+    """The earlier table with the rows that were tried again in their places.
+
+    >>> before, after = Row("2", "b", 6, 1, "", 9.0), Row("2", "b", 20, 0, "", 30.0)
+    >>> [row.trials for row in merged([after], [Row("1", "a", 10, 0, "", 5.0), before])]
+    [10, 20]
+    """
+    again = {row.promise: row for row in new}
+    return [again.pop(row.promise, row) for row in old] + list(again.values())
+
+
 def _run(options: argparse.Namespace) -> list[Row]:
     """The trials of this process, those that train on several processes last."""
     sys.path.insert(0, str(ROOT))
     promises = importlib.import_module("tests.faults.promises").PROMISES
     workshop = importlib.import_module("tests.faults.harness").Workshop
-    chosen = [promise for promise in promises if not options.only or promise.row in options.only]
+    chosen = [
+        promise for promise in promises if not options.only or {promise.row, promise.trial.__name__} & set(options.only)
+    ]
     part, parts = (0, 1) if options.part is None else map(int, options.part.split("/"))
     folder = Path(tempfile.mkdtemp(prefix="snclr-soak-"))
     shop = workshop(folder / "work", strict=True)
@@ -104,12 +120,15 @@ def _in_parts(options: argparse.Namespace) -> list[Row]:
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", metavar="ROW", help="a row of the table; may be given again")
+    parser.add_argument(
+        "--only", action="append", metavar="ROW", help="a row of the table, or a trial's name; may be given again"
+    )
     parser.add_argument("--share", type=float, default=1.0, metavar="X", help="this share of the trials (default: 1)")
     parser.add_argument("--seed", type=int, metavar="N", help="this trial alone")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="so many trials at a time (default: 2)")
     parser.add_argument("--part", metavar="I/N", help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", help="write the table as JSON too")
+    parser.add_argument("--keep", metavar="FILE", help="take the rows that are not run now from an earlier --json FILE")
     parser.add_argument("--write", metavar="FILE", help=f"put the table between {BEGIN} and {END} of a file")
     return parser.parse_args(argv)
 
