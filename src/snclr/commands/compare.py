@@ -169,6 +169,8 @@ def command_line(command: str, given: dict[str, Any]) -> str:
     >>> command_line("compare", {"methods": "snclr,byol", "seeds": 3, "data": "/somewhere/photos", "sincos": False})
     'snclr compare --methods snclr,byol --seeds 3 --data photos --no-sincos --out OUT'
     """
+    from snclr.comparison.plan import data_name
+
     words = ["snclr", command]
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
@@ -179,7 +181,8 @@ def command_line(command: str, given: dict[str, Any]) -> str:
         elif isinstance(value, (list, tuple)):
             words += [flag, ",".join(map(str, value)) + "," * (len(value) == 1)] if value else []
         elif value is not None:
-            words += [flag, Path(str(value)).name if name in ("data", "eval_data", "test", "init_from") else str(value)]
+            place = name in ("data", "eval_data", "test", "init_from")
+            words += [flag, data_name(str(value)) if place else str(value)]
     return shlex.join([*words, "--out", "OUT"])
 
 

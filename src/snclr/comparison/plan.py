@@ -56,6 +56,9 @@ class Evaluation:
     """Digest of the labelled images."""
 
 
+_PARTS = ("train", "training", "val", "validation", "test")
+
+
 def data_name(data: str) -> str:
     """What to call the images in a table: the end of their path, and no more of it than tells something.
 
@@ -63,7 +66,7 @@ def data_name(data: str) -> str:
     ('flowers', 'flowers/train', 'demo')
     """
     path = Path(data)
-    return f"{path.parent.name}/{path.name}".lstrip("/") if path.name in ("train", "training", "val") else path.name
+    return f"{path.parent.name}/{path.name}".lstrip("/") if path.name in _PARTS else path.name
 
 
 @dataclass(frozen=True)
