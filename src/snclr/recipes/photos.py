@@ -1,7 +1,7 @@
 """A few thousand of your own photos, on one GPU or a CPU.
 
 Command   snclr pretrain --data my-photos/ --out RUN
-Cost      not measured; `snclr pretrain` shows images a second and the time left after the first steps
+Cost      `snclr plan --data my-photos/` says what it takes on your machine
 Expected  settings by the habits of the field for small sets; not tuned by us
 """
 
