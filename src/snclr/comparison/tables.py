@@ -120,7 +120,8 @@ def markdown(table: Mapping[str, Any]) -> str:
     """The table for a page, with what its numbers mean and the command that makes it."""
     blocks = [_piped(*part) for part in _parts(table)]
     words = [*table["protocol"], *([f"rule: {table['rule']}"] if table["rule"] else []), *table["protocols"]]
-    blocks.append("\n".join(f"- {line}" for line in [*words, *table["notes"]]))
+    lines = "\n".join(f"- {line}" for line in [*words, *table["notes"]])
+    blocks.append(f"<details><summary>How it was measured</summary>\n\n{lines}\n\n</details>")
     if table["command"]:
         blocks.append(f"```\n{table['command']}\n```")
     return "\n\n".join(blocks) + "\n"
