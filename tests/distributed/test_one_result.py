@@ -9,20 +9,27 @@ from tests.distributed.ranks import run
 
 WORKER = str(Path(__file__).parent / "step_worker.py")
 # precision : steps : optimiser : encoder : batch : image size
-VIT, RESNET = "32:1:sgd:vit_small:64:32", "32:1:sgd:resnet10-tiny:64:32"
-EXACT_RESNET = RESNET.replace("32:", "64:", 1)
+VIT, RESNET = "32:1:sgd:vit_tiny:64:32", "32:1:sgd:resnet10-tiny:64:32"
 DOUBLE = "64:3:adamw:resnet10-tiny:16:16"
-LONG = "64:200:sgd:resnet10-tiny:16:16"
 SHORT = (VIT, RESNET, DOUBLE)
+LONG = "64:200:sgd:resnet10-tiny:16:16"
+
+
+EXTRA = {1: (LONG, "64:1:sgd:vit_tiny:64:32", "64:1:sgd:resnet10-tiny:64:32"), 2: (LONG,), 4: ()}
+
+
+def exact(name):
+    """The same step in double precision."""
+    return name.replace("32:", "64:", 1)
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """What the same steps did on 1, 2 and 4 processes."""
+    """What the same steps did on 1, 2 and 4 processes; the 200 steps on 1 and 2."""
     folder, found = tmp_path_factory.mktemp("ranks"), {}
     for processes in (1, 2, 4):
         out = folder / f"{processes}.pt"
-        done = run(processes, WORKER, str(out), *SHORT, LONG, *([EXACT_RESNET] if processes == 1 else []))
+        done = run(processes, WORKER, str(out), *SHORT, *EXTRA[processes])
         assert done.returncode == 0, done.stderr[-3000:]
         found[processes] = torch.load(out, weights_only=True)
     return found
@@ -57,30 +64,21 @@ def test_loss_and_gradients_of_a_step_are_equal_in_double_precision(played, proc
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_loss_and_gradients_of_a_step_are_equal_in_single_precision(played, processes):
-    one, several = played[1][VIT], played[processes][VIT]
-    assert max(float(part.abs().max()) for part in one["gradients"][0].values()) > 0.1
-    assert largest_difference(one, several) <= 1e-6
-    assert several["losses"][0] == pytest.approx(one["losses"][0], rel=1e-6)
-
-
-@pytest.mark.parametrize("processes", [2, 4])
-def test_with_batch_norm_in_single_precision_they_are_as_near_as_it_can_tell(played, processes):
-    """Torch's batch norm rounds at 3e-6 for images in channels-last order, on one process. So here: not
-    farther from the exact gradients than twice what one process is."""
-    one, several, true = played[1][RESNET], played[processes][RESNET], played[1][EXACT_RESNET]
+@pytest.mark.parametrize("name", [VIT, RESNET])
+def test_in_single_precision_they_are_equal_but_for_rounding(played, processes, name):
+    """Loss to 1e-6; gradients to 1e-6, or to what single precision can tell: twice one process's own distance from
+    the exact step (torch's batch norm alone rounds at 3e-6 for images in channels-last order)."""
+    one, several, true = played[1][name], played[processes][name], played[1][exact(name)]
     assert several["losses"][0] == pytest.approx(one["losses"][0], rel=1e-6)
     assert largest_difference(several, true) <= max(1e-6, 2 * largest_difference(one, true))
-    assert largest_difference(one, true) < 2e-5
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_two_hundred_steps_in_double_precision_end_at_the_same_weights(played, processes):
-    one, several = played[1][LONG], played[processes][LONG]
+def test_two_hundred_steps_in_double_precision_end_at_the_same_weights(played):
+    one, two = played[1][LONG], played[2][LONG]
     early, late = (sum(one["losses"][part]) for part in (slice(10, 30), slice(-20, None)))  # the queue is full by 10
     assert late < early, "the steps must have moved the weights for this to say anything"
     for key, value in one["state"].items():
         if value.is_floating_point():
-            assert float((several["state"][key] - value).abs().max()) <= 1e-8 * max(1.0, float(value.abs().max())), key
+            assert float((two["state"][key] - value).abs().max()) <= 1e-8 * max(1.0, float(value.abs().max())), key
         else:
-            assert torch.equal(several["state"][key], value), key
+            assert torch.equal(two["state"][key], value), key
