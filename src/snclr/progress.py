@@ -126,7 +126,7 @@ class Progress:
         if self.rate is not None:
             parts.append(f"{_short(self.rate)} {self.unit}/s")
         if self.seconds_left is not None:
-            parts.append(f"{_duration(self.seconds_left)} left")
+            parts.append(f"{duration(self.seconds_left)} left")
         return " · ".join(parts)
 
     def _state(self) -> str:
@@ -201,10 +201,10 @@ def _short(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Hours, minutes and seconds, with days where there are any.
 
-    >>> _duration(75), _duration(200_000)
+    >>> duration(75), duration(200_000)
     ('0:01:15', '2d 7:33:20')
     """
     minutes, second = divmod(round(seconds), 60)

@@ -68,7 +68,7 @@ def test_one_of_several_processes_is_tried_with_its_share(images):
     assert found["processes"] == 2
     assert "one of 2 processes, with 8 of them" in as_text(found)
     assert found["steps_per_epoch"] == 3
-    with pytest.raises(UserError, match="cannot be divided among 3 processes; the nearest that can is 15"):
+    with pytest.raises(UserError, match="cannot be shared equally by 3 processes; the nearest that can is 15"):
         plan(steps=1, data=str(images), **SMALL, devices="3")
 
 
@@ -83,7 +83,7 @@ def test_on_the_command_line(images, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan"], "no images were given"),
+        (["plan"], "data is missing: give --data"),
         (["plan", "--data=nowhere-at-all"], "nowhere-at-all"),
         (["plan", "--data=demo", "--recipe=demo", "--steps=0"], "--steps must be at least 1, not 0"),
     ],

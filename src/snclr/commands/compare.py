@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import shlex
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.commands import pretrain as pretrain_command
-from snclr.config import PretrainConfig
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -231,8 +229,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser, group: Any, default_na
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings of pretrain that were given, without --out."""
-    names = {f.name for f in dataclasses.fields(PretrainConfig)} - {"out"}
-    return {name: value for name, value in vars(arguments).items() if name in names}
+    return {name: value for name, value in pretrain_command.given_settings(arguments).items() if name != "out"}
 
 
 def out_of(arguments: argparse.Namespace) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snclr.config import PretrainConfig
 from snclr.errors import UserError
+
+if TYPE_CHECKING:
+    from snclr.comparison.study import Data
 
 EXAMPLES = """examples:
   snclr plan --data my-photos/
   snclr plan --data my-photos/ --encoder resnet50 --image-size 224 --batch-size 256
   snclr plan --recipe cifar --data cifar10 --json
 
-It takes every flag of `snclr pretrain`, makes the run's encoder, heads and queue, fills the queue, and trains a few
+It takes the flags of `snclr pretrain`, makes the run's encoder, heads and queue, fills the queue, and trains a few
 steps on your images. Nothing is written. With --devices or --nodes it tries one process with its share of the batch.
 """
 
@@ -23,34 +25,28 @@ steps on your images. Nothing is written. With --devices or --nodes it tries one
 def plan(*, steps: int = 10, **settings: Any) -> dict[str, Any]:
     """Try `steps` steps of a run with these settings (those of `snclr.pretrain`), and say what all of it would take."""
     from snclr.comparison.cost import measure_cost
+    from snclr.comparison.study import look_at_data
     from snclr.config import resolve
     from snclr.data.order import steps_per_epoch
-    from snclr.data.sources import open_source
+    from snclr.train.launch import check_batch
 
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     config = resolve({**settings, "out": "unused"})
-    if not config.data:
-        raise UserError("no images were given: --data FOLDER (or a list file, a built-in set's name, shards, demo)")
-    source = open_source(config.data, split="train", download=True)
-    every = steps_per_epoch(len(source), config.batch_size)
-    processes = _processes(config)
-    if config.batch_size % processes:
-        raise UserError(
-            f"a batch of {config.batch_size} cannot be divided among {processes} processes; the nearest that can is"
-            f" {max(1, round(config.batch_size / processes)) * processes}"
-        )
+    data, processes = look_at_data(config.data), _processes(config)
+    every = steps_per_epoch(data.images, config.batch_size)
+    check_batch(config.batch_size, processes)
     share = {"batch_size": config.batch_size // processes, "devices": "1", "nodes": 1}
-    tried = measure_cost({**settings, **share, "data": config.data}, steps=steps)
+    tried = measure_cost({**settings, **share}, steps=steps)
     seconds = tried["cost"]["seconds_with_views"]
     return {
-        "images": len(source), "batch_size": config.batch_size, "processes": processes, "epochs": config.epochs,
+        "images": data.images, "batch_size": config.batch_size, "processes": processes, "epochs": config.epochs,
         "steps_per_epoch": every, "steps": every * config.epochs, "tried_steps": steps,
         "compute_seconds_per_step": tried["numbers"]["seconds_per_step"], "seconds_per_step": seconds,
         "images_per_second": config.batch_size / seconds, "total_seconds": seconds * every * config.epochs,
         "peak_mb": tried["cost"]["peak_mb"], "memory": tried["cost"]["memory"],
         "checkpoint_mb": tried["cost"]["state_mb"], "keep_checkpoints": config.keep_checkpoints,
-        "queue": _queue(config, source, tried["cost"]["queue_mb"]),
+        "queue": _queue(config, data, tried["cost"]["queue_mb"]),
     }  # fmt: skip
 
 
@@ -61,24 +57,22 @@ def _processes(config: PretrainConfig) -> int:
     return here * config.nodes
 
 
-def _queue(config: PretrainConfig, source: Any, megabytes: float) -> dict[str, Any] | None:
+def _queue(config: PretrainConfig, data: Data, megabytes: float) -> dict[str, Any] | None:
     """How full of an image's own class the queue is, and how old its features get; None for a method without one."""
     from snclr.methods import METHODS
 
-    if "queue_length" not in METHODS[config.method].settings:
+    used = METHODS[config.method].settings
+    if "queue_length" not in used:
         return None
-    pushed = len(source) * (2 if config.push == "both" and config.method == "snclr" else 1)
+    pushed = data.images * (2 if "push" in used and config.push == "both" else 1)
     found: dict[str, Any] = {
         "length": config.queue_length, "mb": megabytes, "epochs_of_life": config.queue_length / pushed,
         "share_of_images": min(1.0, config.queue_length / pushed),
     }  # fmt: skip
-    if "neighbors" in METHODS[config.method].settings:
+    if "neighbors" in used:
         found["neighbors"] = config.neighbors
-    if source.labels is not None and len(source.labels):
-        import numpy as np
-
-        shares = np.unique(source.labels, return_counts=True)[1] / len(source.labels)
-        found["same_class"] = float((shares**2).sum()) * config.queue_length
+    if data.same_class is not None:
+        found["same_class"] = data.same_class * config.queue_length
     return found
 
 
@@ -96,24 +90,26 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, and print."""
-    names = {f.name for f in dataclasses.fields(PretrainConfig)}
-    settings = {name: value for name, value in vars(arguments).items() if name in names}
-    found = plan(steps=arguments.steps, **settings)
+    from snclr.commands.pretrain import given_settings
+
+    found = plan(steps=arguments.steps, **given_settings(arguments))
     print(json.dumps(found) if arguments.json else as_text(found))
     return 0
 
 
 def as_text(found: dict[str, Any]) -> str:
     """The plan in words, one fact a line; what is measured and what is calculated from it is said."""
+    from snclr.progress import duration
+
     processes = found["processes"]
     part = "" if processes == 1 else f" (one of {processes} processes, with {found['batch_size'] // processes} of them)"
     waiting = max(0.0, 1 - found["compute_seconds_per_step"] / found["seconds_per_step"])
     lines = [
         ("images", f"{found['images']:,} in batches of {found['batch_size']:,}: {found['steps_per_epoch']:,} steps an"
          f" epoch, {found['steps']:,} in {found['epochs']} epochs"),
-        ("a step", f"{_time(found['seconds_per_step'])}{part}, {waiting:.0%} of it waiting for views"
+        ("a step", f"{found['seconds_per_step']:.3g} s{part}, {waiting:.0%} of it waiting for views"
          f" (measured: {found['tried_steps']} steps with a full queue)"),
-        ("the run", f"{_time(found['total_seconds'])} at {found['images_per_second']:,.0f} images/s (calculated)"),
+        ("the run", f"{duration(found['total_seconds'])} at {found['images_per_second']:,.0f} images/s (calculated)"),
         ("memory", f"{_size(found['peak_mb'])} at most, "
          + ("torch's tensors on the GPU" if found["memory"] == "cuda" else "this process, without the loader's")
          + " (measured)"),
@@ -145,14 +141,6 @@ def _warnings(found: dict[str, Any]) -> list[str]:
             " --neighbors, or give a longer --queue-length."
         )
     return [f"\n{line}" for line in lines]
-
-
-def _time(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.3g} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.{1 if seconds < 600 else 0}f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def _size(megabytes: float) -> str:

@@ -80,14 +80,18 @@ def _number_or_text(text: str) -> float | str:
         return text
 
 
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that a person gave, and no others: what was not given must not win over the recipe."""
+    names = {f.name for f in dataclasses.fields(PretrainConfig)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Train, then say where things are."""
     from snclr.distributed import rank_and_size
     from snclr.train.pretrain import pretrain
 
-    names = {f.name for f in dataclasses.fields(PretrainConfig)}
-    settings = {name: value for name, value in vars(arguments).items() if name in names}
-    result = pretrain(**settings)
+    result = pretrain(**given_settings(arguments))
     if rank_and_size()[0] != 0:  # process 0 speaks for all
         return result.exit_code
     if arguments.json:
