@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from snclr import soft_neighbors, streaming
@@ -17,10 +17,10 @@ def unit(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, rounding: float = 0.0) -> None:
     scale = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
     assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= TOLERANCE[dtype] * scale
+    assert (actual - expected).abs().max() <= TOLERANCE[dtype] * scale + rounding
 
 
 @given(
@@ -113,6 +113,7 @@ def test_search_equals_sorting_every_candidate(seed, n, queued, images, k, block
     scale=st.sampled_from([1.0, 300.0]),
     dtype=st.sampled_from([torch.float64, torch.float32]),
 )
+@example(seed=233659, n=5, first=5, second=5, scale=300.0, dtype=torch.float32)  # two of the largest nearly equal
 @settings(max_examples=100, deadline=None)
 def test_streaming_logsumexp_equals_the_direct_one(seed, n, first, second, scale, dtype):
     """Also where the exponentials of the direct sum would overflow (scale 300)."""
@@ -129,10 +130,13 @@ def test_streaming_logsumexp_equals_the_direct_one(seed, n, first, second, scale
         fast.backward(weight)
     z_slow = z.detach().double().requires_grad_()
     keys = torch.cat([a, b[index].repeat_interleave(count, dim=0)]).double()
-    slow = torch.logsumexp(z_slow @ keys.T / 0.2, dim=1)
+    logits = z_slow @ keys.T / 0.2
+    slow = torch.logsumexp(logits, dim=1)
     slow.backward(weight.double())
     assert_close(fast.detach().double(), slow.detach(), dtype)
-    assert_close(z.grad.double(), z_slow.grad, dtype)
+    # A product of four terms is known to four roundings of its size; an exponential moves by as much, as a share.
+    share = 4 * torch.finfo(dtype).eps * float(logits.detach().abs().max())
+    assert_close(z.grad.double(), z_slow.grad, dtype, rounding=share * float(weight.abs().max()) / 0.2)
 
 
 def test_several_processes_see_the_whole_batch():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from snclr.heads import mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import OneBranch
 from snclr.methods.features import full_precision, gather_with_gradient, precise, unit
 
 
@@ -28,7 +29,7 @@ def build(
     return BarlowTwins(encoder, projector, redundancy_weight=redundancy_weight)
 
 
-class BarlowTwins(nn.Module):
+class BarlowTwins(OneBranch):
     """One loss for both views: it is symmetric in them."""
 
     queue = None
@@ -42,22 +43,9 @@ class BarlowTwins(nn.Module):
         # Not its own gathering: that would standardise with each process's mean and variance.
         self.criterion = BarlowTwinsLoss(lambda_param=redundancy_weight, gather_distributed=False)
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The one encoder."""
-        return [self.encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → y."""
-        return nn.Sequential(self.encoder, self.projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """The loss of views (N, 3, S, S)."""
         y1, y2 = (self.projector(self.encoder(view)) for view in views)
         with full_precision(y1):
             loss = self.criterion(gather_with_gradient(precise(y1)), gather_with_gradient(precise(y2)))
         return StepOutput(loss=loss, features=unit(y2.detach()))
-
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """Nothing follows the optimiser's step."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from snclr.ema import ema_update, momentum_at, momentum_copy
+from snclr.ema import momentum_copy
 from snclr.heads import mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import TwoBranches
 from snclr.methods.features import full_precision, precise, unit
 
 
@@ -31,7 +31,7 @@ def build(
     return BYOL(encoder, projector, predictor, momentum=momentum, momentum_schedule=momentum_schedule)
 
 
-class BYOL(nn.Module):
+class BYOL(TwoBranches):
     """The total loss is loss(view 1 → 2) + loss(view 2 → 1)."""
 
     queue = None
@@ -57,28 +57,11 @@ class BYOL(nn.Module):
         self.momentum = momentum
         self.momentum_schedule = momentum_schedule
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The trained encoder and its momentum copy."""
-        return [self.encoder, self.momentum_encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → y2."""
-        return nn.Sequential(self.momentum_encoder, self.momentum_projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Both directions of the loss for views (N, 3, S, S)."""
-        with torch.no_grad():  # first, so that its activations are gone before the trained passes need the memory
-            y2_of = [self.momentum_projector(self.momentum_encoder(view)) for view in views]
+        y2_of = self.keys(views)
         z1_of = [self.predictor(self.projector(self.encoder(view))) for view in views]
         with full_precision(z1_of[0]):
             forth = self.criterion(precise(z1_of[0]), precise(y2_of[1]))
             back = self.criterion(precise(z1_of[1]), precise(y2_of[0]))
         return StepOutput(loss=4 + 2 * (forth + back), features=unit(y2_of[1]))
-
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """Move the momentum networks."""
-        m = momentum_at(step, total_steps, self.momentum, self.momentum_schedule)
-        ema_update(self.encoder, self.momentum_encoder, m)
-        ema_update(self.projector, self.momentum_projector, m)

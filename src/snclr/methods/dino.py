@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from snclr.ema import ema_update, momentum_at, momentum_copy
 from snclr.heads import Prototypes, mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import TwoBranches
 from snclr.methods.features import full_precision, precise, unit
 
 WARMUP_TEMPERATURE = 0.04
@@ -54,7 +54,7 @@ def build(
     )  # fmt: skip
 
 
-class DINO(nn.Module):
+class DINO(TwoBranches):
     """The mean of both directions; `criterion` keeps the centre."""
 
     queue = None
@@ -82,20 +82,9 @@ class DINO(nn.Module):
         self.momentum = momentum
         self.momentum_schedule = momentum_schedule
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The trained encoder (student) and its momentum copy (teacher)."""
-        return [self.encoder, self.momentum_encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → the teacher's bottleneck."""
-        return nn.Sequential(self.momentum_encoder, self.momentum_projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Both directions of the loss for views (N, 3, S, S)."""
-        with torch.no_grad():
-            y2_of = [self.momentum_projector(self.momentum_encoder(view)) for view in views]
+        y2_of = self.keys(views)
         y1_of = [self.projector(self.encoder(view)) for view in views]
         with full_precision(y1_of[0]):
             teacher = [self.momentum_prototypes(precise(y2)) for y2 in y2_of]
@@ -105,7 +94,6 @@ class DINO(nn.Module):
 
     def finish_step(self, step: int, total_steps: int) -> None:
         """Move the teacher."""
+        super().finish_step(step, total_steps)
         m = momentum_at(step, total_steps, self.momentum, self.momentum_schedule)
-        ema_update(self.encoder, self.momentum_encoder, m)
-        ema_update(self.projector, self.momentum_projector, m)
         ema_update(self.prototypes, self.momentum_prototypes, m)

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from snclr.distributed import gather
-from snclr.ema import ema_update, momentum_at, momentum_copy
+from snclr.ema import momentum_copy
 from snclr.heads import mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import TwoBranches
 from snclr.methods.features import full_precision, unit
 from snclr.soft_neighbors import NeighborQueue
 from snclr.streaming import matching_pairs
@@ -41,7 +42,7 @@ def build(
     )  # fmt: skip
 
 
-class MoCoV2(nn.Module):
+class MoCoV2(TwoBranches):
     """One direction, with the queue as the only negatives."""
 
     def __init__(
@@ -65,20 +66,9 @@ class MoCoV2(nn.Module):
         self.momentum_schedule = momentum_schedule
         self._to_push: tuple[Tensor, Tensor] | None = None
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The trained encoder and its momentum copy."""
-        return [self.encoder, self.momentum_encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → k, as the queue holds it."""
-        return nn.Sequential(self.momentum_encoder, self.momentum_projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """The loss of views (N, 3, S, S) of images `ids` (N,)."""
-        with torch.no_grad():
-            k = self.momentum_projector(self.momentum_encoder(views[1]))
+        (k,) = self.keys(views[1:])
         q = self.projector(self.encoder(views[0]))
         with full_precision(q):
             q, k = unit(q), unit(k)
@@ -90,9 +80,7 @@ class MoCoV2(nn.Module):
 
     def finish_step(self, step: int, total_steps: int) -> None:
         """Move the momentum networks and push the step's keys into the queue."""
-        m = momentum_at(step, total_steps, self.momentum, self.momentum_schedule)
-        ema_update(self.encoder, self.momentum_encoder, m)
-        ema_update(self.projector, self.momentum_projector, m)
+        super().finish_step(step, total_steps)
         assert self._to_push is not None, "finish_step follows a forward pass"
         self.queue.push(*self._to_push)
         self._to_push = None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from snclr.distributed import gather, rank_and_size
 from snclr.heads import mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import OneBranch
 from snclr.methods.features import full_precision, gather_with_gradient, unit
 from snclr.soft_neighbors import NeighborQueue, Neighbors
 
@@ -38,7 +39,7 @@ def build(
     return NNCLR(encoder, projector, predictor, queue, tau=temperature)
 
 
-class NNCLR(nn.Module):
+class NNCLR(OneBranch):
     """The total loss is half of loss(view 1 → 2) plus half of loss(view 2 → 1)."""
 
     def __init__(
@@ -51,16 +52,6 @@ class NNCLR(nn.Module):
         self.queue = queue
         self.tau = tau
         self._to_push: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The one encoder."""
-        return [self.encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → y, as the queue holds it."""
-        return nn.Sequential(self.encoder, self.projector)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Both directions of the loss for views (N, 3, S, S) of images `ids` (N,)."""

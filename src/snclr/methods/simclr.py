@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from snclr.heads import mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import OneBranch
 from snclr.methods.features import full_precision, unit
 
 
@@ -28,7 +29,7 @@ def build(
     return SimCLR(encoder, mlp(features, hidden, dim, layers=projector_layers, final_bn=final_bn), tau=temperature)
 
 
-class SimCLR(nn.Module):
+class SimCLR(OneBranch):
     """Each view must find the other of its image among all views of the batch."""
 
     queue = None
@@ -41,22 +42,9 @@ class SimCLR(nn.Module):
         self.projector = projector
         self.criterion = NTXentLoss(temperature=tau, gather_distributed=True)
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The one encoder."""
-        return [self.encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → y."""
-        return nn.Sequential(self.encoder, self.projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """The loss of views (N, 3, S, S)."""
         y1, y2 = (self.projector(self.encoder(view)) for view in views)
         with full_precision(y1):
             loss = self.criterion(unit(y1), unit(y2))
         return StepOutput(loss=loss, features=unit(y2.detach()))
-
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """Nothing follows the optimiser's step."""

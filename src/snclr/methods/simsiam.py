@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from snclr.heads import mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import OneBranch
 from snclr.methods.features import full_precision, precise, unit
 
 
@@ -29,7 +30,7 @@ def build(
     return SimSiam(encoder, projector, mlp(dim, max(1, dim // 4), dim, layers=predictor_layers))
 
 
-class SimSiam(nn.Module):
+class SimSiam(OneBranch):
     """The total loss is half of loss(view 1 → 2) plus half of loss(view 2 → 1)."""
 
     queue = None
@@ -43,16 +44,6 @@ class SimSiam(nn.Module):
         self.predictor = predictor
         self.criterion = NegativeCosineSimilarity()
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The one encoder."""
-        return [self.encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → y."""
-        return nn.Sequential(self.encoder, self.projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Both directions of the loss for views (N, 3, S, S)."""
         y1, y2 = (self.projector(self.encoder(view)) for view in views)
@@ -61,6 +52,3 @@ class SimSiam(nn.Module):
             forth = self.criterion(precise(z1), precise(y2.detach()))
             back = self.criterion(precise(z2), precise(y1.detach()))
         return StepOutput(loss=(forth + back) / 2, features=unit(y2.detach()))
-
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """Nothing follows the optimiser's step."""

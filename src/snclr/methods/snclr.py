@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.distributed import gather
-from snclr.ema import ema_update, momentum_at, momentum_copy
+from snclr.ema import momentum_copy
 from snclr.heads import mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import TwoBranches
 from snclr.soft_neighbors import NeighborQueue, SoftNeighborLoss, SoftNeighborSettings
 
 
@@ -50,7 +51,7 @@ def soft_neighbor_settings(
     )  # fmt: skip
 
 
-class SNCLR(nn.Module):
+class SNCLR(TwoBranches):
     """The paper's method. The total loss is loss(view 1 → 2) + loss(view 2 → 1)."""
 
     def __init__(
@@ -83,20 +84,9 @@ class SNCLR(nn.Module):
         """The candidate set C."""
         return self.criterion.queue
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The trained encoder and its momentum copy."""
-        return [self.encoder, self.momentum_encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → y2, as the queue holds it."""
-        return nn.Sequential(self.momentum_encoder, self.momentum_projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Both directions of the loss for views (N, 3, S, S) of images `ids` (N,)."""
-        with torch.no_grad():  # first, so that its activations are gone before the trained passes need the memory
-            y2_of = [self.momentum_projector(self.momentum_encoder(view)) for view in views]
+        y2_of = self.keys(views)
         y1_of = [self.projector(self.encoder(view)) for view in views]
         z1_of = [self.predictor(y1) for y1 in y1_of]
 
@@ -124,9 +114,7 @@ class SNCLR(nn.Module):
 
     def finish_step(self, step: int, total_steps: int) -> None:
         """Move the momentum networks and push the keys of the step into the queue."""
-        m = momentum_at(step, total_steps, self.momentum, self.momentum_schedule)
-        ema_update(self.encoder, self.momentum_encoder, m)
-        ema_update(self.projector, self.momentum_projector, m)
+        super().finish_step(step, total_steps)
         assert self._to_push is not None, "finish_step follows a forward pass"
         self.queue.push(*self._to_push)
         self._to_push = None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from snclr.heads import Prototypes, mlp
 from snclr.methods.base import StepOutput
+from snclr.methods.branches import OneBranch
 from snclr.methods.features import full_precision, precise, unit
 
 
@@ -34,7 +35,7 @@ def build(
     )  # fmt: skip
 
 
-class SwAV(nn.Module):
+class SwAV(OneBranch):
     """The mean of both swapped predictions."""
 
     queue = None
@@ -59,16 +60,6 @@ class SwAV(nn.Module):
         )
         self.freeze_epochs = freeze_epochs
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The one encoder."""
-        return [self.encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → y."""
-        return nn.Sequential(self.encoder, self.projector)
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Both directions of the loss for views (N, 3, S, S)."""
         projected = [self.projector(self.encoder(view)) for view in views]
@@ -76,6 +67,3 @@ class SwAV(nn.Module):
             scores = [self.prototypes(precise(y), frozen=epoch < self.freeze_epochs) for y in projected]
             loss = self.criterion(scores, []).squeeze(0)
         return StepOutput(loss=loss, features=unit(projected[1].detach()))
-
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """Nothing follows the optimiser's step."""
