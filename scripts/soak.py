@@ -63,14 +63,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def merged(new: list[Row], old: list[Row]) -> list[Row]:
-    """The earlier table with the rows that were tried again in their places.
+    """The earlier table with the rows that were tried again, or for the first time, in their places.
 
     >>> before, after = Row("2", "b", 6, 1, "", 9.0), Row("2", "b", 20, 0, "", 30.0)
     >>> [row.trials for row in merged([after], [Row("1", "a", 10, 0, "", 5.0), before])]
     [10, 20]
     """
     again = {row.promise: row for row in new}
-    return [again.pop(row.promise, row) for row in old] + list(again.values())
+    kept = [again.pop(row.promise, row) for row in old]
+    return sorted([*kept, *again.values()], key=lambda row: int(row.row))
 
 
 def _run(options: argparse.Namespace) -> list[Row]:

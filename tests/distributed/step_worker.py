@@ -39,19 +39,23 @@ def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: i
     inner = training.optimizer.step
 
     def step_and_note(*args, **kwargs):
-        named = training.core.named_parameters()
-        gradients.append({name: part.grad.clone() for name, part in named if part.grad is not None})
+        if len(gradients) < 3:
+            named = training.core.named_parameters()
+            gradients.append({name: part.grad.clone() for name, part in named if part.grad is not None})
         return inner(*args, **kwargs)
 
+    def note_loss(_module, _arguments, output):  # before Fabric hands a loss of double precision on in single
+        losses.append(float(sum_over_processes(output.loss.detach().double().clone()) / fabric.world_size))
+
     training.optimizer.step = step_and_note
+    training.core.register_forward_hook(note_loss)
     for batch in loader.batches(0, steps):
-        output, _, _ = training_step(training, batch)
+        training_step(training, batch)
         ids.append(gather(batch.ids))
         rows = [[hashlib.sha256(row.contiguous().numpy().tobytes()).hexdigest() for row in v] for v in batch.views]
         views.append([[*chain.from_iterable(parts)] for parts in zip(*gather_objects(rows), strict=True)])
-        losses.append(float(sum_over_processes(output.loss.detach().double().clone()) / fabric.world_size))
     return {
-        "ids": torch.stack(ids), "views": views, "losses": losses, "gradients": gradients[:3],
+        "ids": torch.stack(ids), "views": views, "losses": losses, "gradients": gradients,
         "state": training.core.state_dict(),
     }  # fmt: skip
 

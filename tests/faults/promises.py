@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.distributed import hosts
+from tests.distributed import hosts, steps
 from tests.faults import damage, disks, fuzz, kills, names, payloads, ranks, stops, zoo
 from tests.faults.harness import Workshop
 
@@ -30,7 +30,7 @@ class Promise:
     @property
     def several(self) -> bool:
         """Whether a trial starts several processes that train together."""
-        return self.trial.__module__ in (ranks.__name__, hosts.__name__)
+        return self.trial.__module__ in (ranks.__name__, hosts.__name__, steps.__name__)
 
     @property
     def name(self) -> str:
@@ -51,8 +51,15 @@ PROMISES = (
         "4", "the torchrun agent is killed: its ranks end within 10 s, and --resume works", ranks.agent_killed, 6, (0,)
     ),
     Promise("5", "SIGTERM, SIGUSR1, Ctrl-C to the process or its group, 0 or 2 workers", stops.stop, 12, (0, 7)),
-    Promise("5", "SIGTERM, SIGUSR1, Ctrl-C under torchrun: to the agent or the group", ranks.stop_ranks, 6, ()),
+    Promise("5", "SIGTERM, SIGUSR1, Ctrl-C under torchrun: to the agent or the group", ranks.stop_ranks, 6, (0,)),
     Promise("6", "resumed on 2, 1 and 2 processes again: the images of every step are the same", ranks.resized, 3, ()),
+    Promise(
+        "6",
+        "200 steps in double precision on 2 and on 4 processes: the weights of one to 1e-8",
+        steps.two_hundred_steps,
+        2,
+        (),
+    ),
     Promise("7", "a full disk (writes that fail from byte n on)", disks.failing_writer, 10, (1, 3)),
     Promise("7", "a full disk (a file system of a few hundred kilobytes)", disks.small_tmpfs, 5, (2,)),
     Promise("8", "a damaged checkpoint is passed over loudly", damage.damaged, 200, tuple(range(12))),
