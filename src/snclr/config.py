@@ -124,6 +124,12 @@ class PretrainConfig:
                 " cannot be summed to a larger one. Use more devices, a smaller image size or encoder, or a smaller"
                 " batch with a longer queue (--queue-length), which gives negatives at little cost."
             )
+        if self.clip_gradient == 0:
+            raise UserError(
+                "clip_gradient must be above 0: 0 would clip every gradient away; leave it out to clip none"
+            )
+        if self.seed >= 2**32:
+            raise UserError(f"seed must be below 2**32 ({2**32:,}), not {self.seed:,}")
         if not 0 < self.momentum <= 1:
             raise UserError(f"momentum must lie in (0, 1], not {self.momentum}")
         for name in ("temperature", "attention_temperature", "teacher_temperature"):
@@ -151,7 +157,7 @@ class PretrainConfig:
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 MAY_CHANGE_ON_RESUME = frozenset(
     {
-        *("out", "recipe", "preset", "resume", "overwrite", "init_from", "workers", "accelerator", "devices", "nodes"),
+        *("out", "resume", "overwrite", "init_from", "workers", "accelerator", "devices", "nodes"),
         *(
             "timeout",
             "threads",

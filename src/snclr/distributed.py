@@ -6,7 +6,9 @@ collective: each process must call them, in the same order.
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distribute
 from snclr.errors import OtherProcessError, UserError
 
 ValueT = TypeVar("ValueT")
+_MEETINGS = itertools.count()
 
 
 def is_distributed() -> bool:
@@ -115,6 +118,23 @@ def barrier() -> None:
         dist.barrier()
 
 
+def meet() -> None:
+    """Wait until every process has come this far, however long one of them needs to read, download or index.
+
+    A collective gives up after the job's timeout, and cannot tell slow work from a hang. Here each puts down that it is
+    there, and looks for the others; one that is dead is for the launcher, or `snclr.train.watch`, to find.
+    """
+    if not is_distributed():
+        return
+    store, number = dist.distributed_c10d._get_default_store(), next(_MEETINGS)
+    store.set(f"snclr/meeting-{number}/{dist.get_rank()}", "here")
+    everyone = [f"snclr/meeting-{number}/{rank}" for rank in range(dist.get_world_size())]
+    pause = 0.001
+    while not store.check(everyone):
+        time.sleep(pause)
+        pause = min(2 * pause, 0.2)
+
+
 def rejoin_after_restart(backend: str, timeout: timedelta) -> None:
     """Meet the other processes anew where torchrun has restarted them on one machine; else do nothing.
 
@@ -153,12 +173,14 @@ def open_store(answer_seconds: float) -> Any:
 def fail_together(error: BaseException | None) -> None:
     """Raise on every process when any of them brings an error: those without would wait for the failed one for ever.
 
-    The process that failed raises its own error; the others an OtherProcessError with its rank and reason.
+    The process that failed raises its own error; the others an OtherProcessError with its rank and reason. They wait
+    for each other as long as it takes.
     """
     if not is_distributed():
         if error is not None:
             raise error
         return
+    meet()
     reasons = gather_objects(None if error is None else f"{error}" if isinstance(error, UserError) else repr(error))
     if error is not None:
         raise error

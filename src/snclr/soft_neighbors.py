@@ -332,6 +332,9 @@ class SoftNeighborLoss(nn.Module):
                 z1, y2, candidates, neighbors.index, w, tau=s.tau, form=s.form,
                 sides=s.sides if use_neighbors else "neither", batch_y2=gather(y2), batch_index=gather(neighbors.index),
             )  # fmt: skip
+            if s.attention == "linear":
+                # Where no neighbour is weighed (an empty queue, Eq. 1) they still need a gradient: DDP waits for it.
+                loss = loss + 0 * sum(part.sum() for part in self.parameters())
         return SoftNeighborOutput(loss * 2 * s.tau if s.times_2tau else loss, neighbors, w.detach())
 
     def _weights(self, y1: Tensor, candidates: Tensor, neighbors: Neighbors) -> Tensor:

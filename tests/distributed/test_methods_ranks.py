@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from snclr.methods import METHODS
-from tests.distributed.method_worker import STEPS, play
+from tests.distributed.method_worker import CASES, STEPS, play
 from tests.distributed.ranks import run
 
 
@@ -18,7 +17,7 @@ def two(tmp_path_factory):
     return torch.load(out, weights_only=True)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", CASES)
 def test_two_processes_do_what_one_does(two, name):
     one, found = play(name), two[name]
     for step in range(STEPS):

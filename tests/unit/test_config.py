@@ -114,6 +114,8 @@ def test_a_setting_that_the_method_ignores_is_refused():
         ({"gamma": -1}, ["gamma"]),
         ({"momentum": 1.5}, ["momentum"]),
         ({"temperature": 0.0}, ["temperature"]),
+        ({"clip_gradient": 0.0}, ["clip_gradient", "above 0", "leave it out"]),
+        ({"seed": 2**32}, ["seed", "below 2**32"]),
         ({"warmup_epochs": 50, "epochs": 20}, ["warmup_epochs", "epochs=20"]),
         ({"devices": "two"}, ["devices", "auto"]),
         ({"preset": "published"}, ["preset", "paper, released"]),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
@@ -17,16 +16,6 @@ from snclr.errors import UserError
 from snclr.evaluate.embeddings import Embeddings, keys_file, read_embeddings, write_embeddings
 from snclr.evaluate.features import extract_features
 from snclr.export.encoder import load_encoder
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def run(images, tmp_path_factory) -> Path:
-    return tiny_run.train(images, tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.mark.parametrize("ending", [".npy", ".npz", ".parquet"])

@@ -11,16 +11,6 @@ from snclr.encoders import build_encoder, resolve_encoder
 from snclr.errors import UserError
 from snclr.export.encoder import load_encoder, loading_snippet, save_encoder, weights_digest
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 CASES = {
     "resnet18-standard": ("resnet18", {"image_size": 96}),
     "resnet18-small": ("resnet18", {"image_size": 32}),

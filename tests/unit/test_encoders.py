@@ -10,15 +10,6 @@ from snclr.errors import UserError
 from snclr.vits import head_count, sincos_positions
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def features(name: str, image_size: int, **options) -> tuple[EncoderSpec, nn.Module, torch.Tensor]:
     spec = resolve_encoder(name, image_size=image_size, **options)
     encoder = build_encoder(spec).eval()

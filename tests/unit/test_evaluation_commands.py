@@ -29,11 +29,6 @@ from snclr.train.saved_run import load_method
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
 def trained(images, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     return tiny_run.train(images, out, attention="linear", attention_gradient=True)

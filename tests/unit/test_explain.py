@@ -94,16 +94,6 @@ def test_without_candidates_there_is_nothing_to_explain():
 # ---- with a run
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def run(images, tmp_path_factory) -> Path:
-    return tiny_run.train(images, tmp_path_factory.mktemp("runs") / "run")
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_the_loss_is_half_of_what_the_method_computes(images, form, tmp_path):
     run = tiny_run.train(

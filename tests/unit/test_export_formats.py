@@ -24,14 +24,6 @@ from snclr.export.encoder import load_encoder, save_encoder
 from snclr.export.resnet_layout import LAYOUTS, convolutions, detectron2_names, table, torchvision_names
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make_run(folder, name, **options):
     """A run folder whose weights and running statistics are not the initial ones, so that no mix-up stays unseen."""
     spec = resolve_encoder(name, **options)

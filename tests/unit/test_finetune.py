@@ -36,11 +36,6 @@ SMALL = {"labels": "50%", "epochs": 6, "batch_size": 8, "lr": 0.5, "quiet": True
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
 def trained(images, tmp_path_factory) -> Path:
     return tiny_run.train(images, tmp_path_factory.mktemp("runs") / "run")
 

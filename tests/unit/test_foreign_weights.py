@@ -15,15 +15,6 @@ from snclr.export.encoder import save_encoder
 from snclr.export.foreign import load_weights, read_weights
 from snclr.train.inputs import initialise
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 RESNET = resolve_encoder("resnet18", image_size=96)
 TINY = resolve_encoder("resnet10-tiny", image_size=32)
 VIT = resolve_encoder("vit_tiny", image_size=32, heads=6)

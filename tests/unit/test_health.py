@@ -75,4 +75,19 @@ def test_the_alarm_rings_on_collapse_only():
     bad = F.normalize(torch.ones(64, 16) + 1e-3 * torch.randn(64, 16), dim=1)
     for features, expected in ((good, False), (bad, True)):
         values = health(StepOutput(torch.tensor(0.0), features), None, torch.arange(64))
-        assert collapsed(values) is expected
+        assert collapsed(values, 16) is expected
+
+
+@pytest.mark.parametrize(("images", "dim"), [(2, 16), (3, 16), (64, 2)])
+def test_the_alarm_does_not_ring_for_being_few(images, dim):
+    torch.manual_seed(0)
+    values = health(
+        StepOutput(torch.tensor(0.0), F.normalize(torch.randn(images, dim), dim=1)), None, torch.arange(images)
+    )
+    assert values["effective_rank"] < 2
+    assert not collapsed(values, min(images - 1, dim))
+
+
+def test_a_step_whose_images_have_no_class_says_nothing_of_classes():
+    none = torch.full((4,), -1)
+    assert math.isnan(queue_knn(none, none[:, None].repeat(1, 3), torch.rand(4, 3), torch.ones(4, 3, dtype=torch.bool)))

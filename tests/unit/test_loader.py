@@ -22,15 +22,6 @@ from snclr.errors import UserError
 SIZE = 24
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tests are small and share their processors; threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def demo():
     return open_source("demo", split="test")

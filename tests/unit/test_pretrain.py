@@ -149,7 +149,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(images, tmp_path, mon
 
 
 def test_a_collapse_rings_the_alarm(images, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loop, "collapsed", lambda values: True)
+    monkeypatch.setattr(loop, "collapsed", lambda values, highest_rank: True)
     snclr.pretrain(data=images, out=str(tmp_path / "run"), **{**TINY, "quiet": False})
     assert capsys.readouterr().err.count("the features have collapsed") == 1
     assert "the features have collapsed" in (tmp_path / "run" / "train.log").read_text()
@@ -183,3 +183,33 @@ def test_a_changed_data_set_is_noticed_on_resume(images, tmp_path):
     (folder / "3.png").unlink()
     with pytest.raises(UserError, match="not those the run was trained on"):
         snclr.pretrain(out=str(out), resume=True, quiet=True)
+
+
+def test_a_run_without_a_readable_checkpoint_is_not_begun_again_unasked(images, tmp_path):
+    out = tmp_path / "run"
+    snclr.pretrain(data=images, out=str(out), **TINY)
+    lines = (out / "metrics.jsonl").read_bytes()
+    for file in out.glob("checkpoints/step-*/tensors.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"no checkpoint in .* can be read.*--overwrite"):
+        snclr.pretrain(out=str(out), resume=True, quiet=True)
+    assert (out / "metrics.jsonl").read_bytes() == lines
+    assert snclr.pretrain(data=images, out=str(out), overwrite=True, **TINY).complete
+
+
+@pytest.mark.parametrize("change", [{"recipe": "photos"}, {"preset": "released"}])
+def test_a_run_keeps_its_recipe_and_preset(images, tmp_path, change):
+    out = tmp_path / "run"
+    snclr.pretrain(data=images, out=str(out), recipe="demo", **TINY)
+    with pytest.raises(UserError, match="a run is resumed with its own settings"):
+        snclr.pretrain(out=str(out), resume=True, quiet=True, **change)
+    assert snclr.pretrain(out=str(out), resume=True, quiet=True, recipe="demo").complete
+
+
+def test_photos_of_which_few_have_a_class(tmp_path):
+    generator = np.random.default_rng(0)
+    for name in (*(f"{i}.png" for i in range(30)), "2019/a.png", "2020/b.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(path)
+    assert snclr.pretrain(data=str(tmp_path / "photos"), out=str(tmp_path / "run"), **TINY).complete

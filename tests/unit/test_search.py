@@ -21,16 +21,6 @@ from snclr.evaluate.search_index import FAISS_FROM, choose, find_similar, list_c
 from snclr.export.encoder import load_encoder
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def run(images, tmp_path_factory) -> Path:
-    return tiny_run.train(images, tmp_path_factory.mktemp("runs") / "run")
-
-
 def expected(run: Path, images: Path, key: str, k: int) -> list[tuple[str, float]]:
     """Straight from the definition: every cosine, sorted, without the image itself."""
     encoder, spec = load_encoder(run)

@@ -31,15 +31,6 @@ from snclr.errors import UserError
 NOTHING = ViewSettings(crop_min=1.0, flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tests are small and share their processors; threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def images():
     return open_source("demo", split="test").images[:200]

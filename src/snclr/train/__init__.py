@@ -1,1 +1,1 @@
-"""Placeholder; filled by its owner."""
+"""Pre-training: settings to parts, the loop, and what makes a run survive."""

@@ -43,7 +43,7 @@ def same_class_share(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> f
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
     """Share of rows whose class the neighbours' weighted vote gives: kNN over the queue, at no extra cost."""
     known = mask & (neighbor_labels >= 0)
-    votes = similarity.new_zeros(len(labels), int(max(labels.max(), neighbor_labels.max())) + 1)
+    votes = similarity.new_zeros(len(labels), max(int(labels.max()), int(neighbor_labels.max()), 0) + 1)
     weight = torch.where(known, (similarity / KNN_TEMPERATURE).exp(), 0.0)
     votes.scatter_add_(1, neighbor_labels.clamp(min=0), weight)
     rows = known.any(dim=1) & (labels >= 0)
@@ -68,6 +68,10 @@ def health(output: StepOutput, label_of_id: Tensor | None, ids: Tensor) -> dict[
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
-def collapsed(values: dict[str, float]) -> bool:
-    """The alarm: all images have (nearly) one feature, or the features lie on (nearly) one line."""
-    return values["spread"] < 0.1 or values["effective_rank"] < 2
+def collapsed(values: dict[str, float], highest_rank: int) -> bool:
+    """The alarm: all images have (nearly) one feature, or the features lie on (nearly) one line.
+
+    `highest_rank` is what the rank could be at best, min(images − 1, dims): the few of a tiny batch are always near a
+    line, whatever the encoder does.
+    """
+    return values["spread"] < 0.1 or (highest_rank >= 4 and values["effective_rank"] < 2)

@@ -62,6 +62,12 @@ def find_checkpoint(folder: RunFolder, fabric: Any) -> Checkpoint | None:
     with together():
         if fabric.is_global_zero:
             found = latest_checkpoint(folder.checkpoints, _warn)
+            if found is None and folder.has_checkpoints():
+                raise UserError(
+                    f"no checkpoint in {folder.checkpoints} can be read, and going on from step 0 would throw the run"
+                    " away. Restore one of them (or wait for the disk), or start anew with --overwrite instead of"
+                    " --resume."
+                )
     facts = broadcast_object(None if found is None else (found.path, found.step, found.info))
     if facts is None:
         return None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from snclr.config import PretrainConfig
 from snclr.data.loader import Batch, ViewLoader
-from snclr.distributed import barrier, fail_together, gather, gather_objects, sum_over_processes
+from snclr.distributed import barrier, fail_together, gather, gather_objects, meet, sum_over_processes
 from snclr.errors import UserError
 from snclr.methods.base import Method, StepOutput
 from snclr.progress import Progress
@@ -48,6 +48,8 @@ class Training:
     images: int
     label_of_id: Tensor | None
     save: Callable[[int], None]
+    reached: Callable[[int], None] = lambda step: None
+    """Told of each step whose batch this process has: who is stuck is found by who has not come as far."""
 
     @property
     def total_steps(self) -> int:
@@ -64,7 +66,7 @@ def train(t: Training, *, start_step: int, metrics: MetricsLog | None, progress:
     batches = t.loader.batches(start_step, t.total_steps)
     while step < t.total_steps:
         began = time.perf_counter()
-        batch = next_batch(t, batches, stop)
+        batch = next_batch(t, batches, stop, patient=step == start_step)
         if batch is None:
             break
         fetched = time.perf_counter()
@@ -73,9 +75,10 @@ def train(t: Training, *, start_step: int, metrics: MetricsLog | None, progress:
         values: dict[str, float] = {}
         if step % t.config.log_every == 0 or step == t.total_steps:
             values = {**_measure(t, batch, output), "lr": lr, "gradient_norm": gradient_norm}
-            if collapsed(values) and not alarmed:
+            now = collapsed(values, min(t.config.batch_size - 1, output.features.shape[1]))
+            if now and not alarmed:
                 _say(progress, f"warning: step {step}: {COLLAPSE_ADVICE}")
-            alarmed = collapsed(values)
+            alarmed = now
         progress.update(t.config.batch_size, fetched - began, time.perf_counter() - fetched, shown(values))
         if values and metrics is not None:
             timing = {"images_per_second": progress.rate, "data_wait_share": progress.wait_share}
@@ -98,10 +101,11 @@ def _save(t: Training, step: int, metrics: MetricsLog | None) -> None:
     t.save(step)
 
 
-def next_batch(t: Training, batches: Iterator[Batch], stop: StopRequest) -> Batch | None:
+def next_batch(t: Training, batches: Iterator[Batch], stop: StopRequest, *, patient: bool = False) -> Batch | None:
     """The next batch, or None where a stop was asked for, on this process or another: all leave after the same step.
 
     What one process cannot read is made known to all, and an error of one is an error of all: none is left waiting.
+    `patient`: the first batch may take longer than any other, with shards still to be fetched.
     """
     if t.fabric.world_size == 1:
         return None if stop.requested is not None else next(batches)
@@ -110,6 +114,10 @@ def next_batch(t: Training, batches: Iterator[Batch], stop: StopRequest) -> Batc
         batch = next(batches)
     except Exception as caught:
         error = caught
+    if patient:
+        meet()
+    if batch is not None:
+        t.reached(batch.step)
     unshared = t.loader.unshared()
     said = torch.tensor([int(stop.requested or 0), int(error is not None), len(unshared)], device=t.fabric.device)
     asked, failed, news = t.fabric.all_reduce(said, reduce_op="max").tolist()

@@ -60,16 +60,19 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
     With `resume=True` the settings are those of the run; what is given may only say where and how it runs.
     """
     config = resume_config(settings) if settings.get("resume") else resolve(settings)
-    if not config.data or not config.out:
-        raise UserError(
-            f"{'data' if not config.data else 'out'} is missing: give --data (the images) and --out (the run folder)"
-        )
+    _refuse_missing(config, also_data=not config.resume)
     fabric = launch(config)
-    config = broadcast_object(config)  # process 0's reading of the run folder holds for all
+    launched, config = config, broadcast_object(config)  # process 0's reading of the run folder holds for all
+    _refuse_missing(config)
+    if launched.precision != config.precision:  # a machine without the run folder knows only the flags
+        raise UserError(
+            f"process {fabric.global_rank} was started with --precision {launched.precision}, but the run has"
+            f" {config.precision}: its machine does not see {config.out}, so give it the run's own flags"
+        )
     quiet = quiet or not fabric.is_global_zero
     with Watch(config.timeout) as watch:
         try:
-            return _pretrain(config, fabric, quiet=quiet)
+            return _pretrain(config, fabric, watch, quiet=quiet)
         except RuntimeError as error:
             if missing := watch.silent():
                 raise UserError(
@@ -78,14 +81,22 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
             raise
 
 
-def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
+def _refuse_missing(config: PretrainConfig, *, also_data: bool = True) -> None:
+    """Images and a folder are the two things that have no default; a run that is resumed knows its images."""
+    if not config.out or (also_data and not config.data):
+        missing = "out" if config.data or not also_data else "data"
+        raise UserError(f"{missing} is missing: give --data (the images) and --out (the run folder)")
+
+
+def _pretrain(config: PretrainConfig, fabric: Any, watch: Watch, *, quiet: bool) -> PretrainResult:
     # All that can fail on bad input comes before the folder: a mistyped name leaves nothing behind.
     source = open_data(config.data, fabric)
+    # As process 0 sees it: other machines need neither the run folder nor, on resuming, the weights it began with.
+    fresh = broadcast_object(not (config.resume and RunFolder(config.out).has_checkpoints()))
     with together():
         loader = build_loader(config, source, fabric)
         spec = encoder_spec(config)
         method = build_method(config, spec, classes=count_classes(source))
-        fresh = not (config.resume and any(RunFolder(config.out).checkpoints.glob("step-*")))
         if config.init_from is not None and fresh:
             initialise(method.encoders, spec, config.init_from, quiet=quiet)
     with together():
@@ -95,6 +106,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
     with run as folder, _log_file(folder, enabled=fabric.is_global_zero):
         checkpoint = find_checkpoint(folder, fabric) if config.resume else None
         training = _prepare(config, fabric, folder, source, loader, method, checkpoint)
+        training.reached = watch.reached
         with _threads(config.threads):
             return _run(training, spec, checkpoint, quiet=quiet)
 

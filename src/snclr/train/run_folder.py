@@ -64,6 +64,10 @@ class RunFolder:
         self.evaluation = self.path / EVALUATION
         self.lock = FileLock(self.path / LOCK)
 
+    def has_checkpoints(self) -> bool:
+        """Whether anything was ever saved, readable or not."""
+        return any(self.checkpoints.glob("step-*"))
+
     @classmethod
     def create(
         cls, path: Path | str, *, resume: bool = False, overwrite: bool = False, wait_seconds: float = 0.0

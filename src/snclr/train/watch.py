@@ -1,8 +1,9 @@
 """Watching over the processes of a run: a hang is not for ever, and no process outlives the one that started it.
 
-Each process sends a sign of life every second to a small store kept by process 0. Process 0 notices who has been
-silent for too long and tells all; the others notice when the store itself is silent. All end, and say who was missing.
-This does not depend on what the processes were doing when one stopped, nor on the backend they talk through.
+Each process sends a sign of life every second, and the step it has come to, to a small store kept by process 0. Process
+0 notices who has been silent, or behind the others, for too long and tells all; the others notice when the store itself
+is silent. All end, and say who was missing. This does not depend on what the processes were doing when one stopped, nor
+on the backend they talk through.
 
 One thread talks to the store and another decides. A store's own timeout is no help where the network is cut: the client
 gives up waiting, tells the store so, and then waits for the answer to that without any limit.
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +34,20 @@ _EXIT_CODE = 1
 _ANSWER_SECONDS = 5.0
 
 
+@dataclass
+class _Seen:
+    """What process 0 knows of one process; times by its own clock."""
+
+    beat: bytes
+    heard: float
+    """When the beat last changed: later ones come from a living process, whatever its main thread does."""
+    in_step: float
+    """When it was last as far as the farthest."""
+
+
 class Watch:
-    """Within the block, this process shows that it lives and ends when another has been silent for `timeout` seconds.
+    """Within the block, this process shows that it lives, and ends when another has been silent, or stuck while others
+    went on, for `timeout` seconds.
 
     Alone it does nothing.
     """
@@ -43,6 +57,7 @@ class Watch:
         self._rank, self._size = rank_and_size()
         self._store: Any = None
         self._stop = threading.Event()
+        self._step = -1  # how far this process has come
         self._heard = True  # whether the store has answered since the last look
         self._threads: list[threading.Thread] = []
         self._parent = os.getppid() if _has_launcher() else None
@@ -50,7 +65,7 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._size > 1:
             self._store = open_store(_ANSWER_SECONDS)
-            self._store.set(f"beat/{self._rank}", "0")
+            self._store.set(f"beat/{self._rank}", "0 -1")
             self._store.set(f"host/{self._rank}", f"{socket.gethostname()} (pid {os.getpid()})")
             if self._rank == 0:
                 self._store.set("verdict", "")
@@ -70,6 +85,10 @@ class Watch:
         if kind is None:
             barrier()  # the store ends with process 0: no one may be asking it any more
         self._store = None
+
+    def reached(self, step: int) -> None:
+        """This process has what it needs for `step`, and will now wait for the others there."""
+        self._step = step
 
     def silent(self) -> list[int]:
         """The processes that show no life now: found in a few seconds, for an error that another's end may explain."""
@@ -95,12 +114,12 @@ class Watch:
     def _talk(self) -> None:
         """Show life and hear how the others are; a call may fail, or never come back."""
         count = 0
-        last: dict[int, tuple[bytes, float]] = {}
+        seen: dict[int, _Seen] = {}
         while not self._stop.wait(BEAT_SECONDS):
             count += 1
             try:
-                self._store.set(f"beat/{self._rank}", str(count))
-                verdict = self._judge(last) if self._rank == 0 else self._verdict()
+                self._store.set(f"beat/{self._rank}", f"{count} {self._step}")
+                verdict = self._judge(seen) if self._rank == 0 else self._verdict()
             except Exception:  # torch raises several kinds; the other thread notices the silence
                 continue
             self._heard = True
@@ -127,17 +146,25 @@ class Watch:
         if verdict is not None and not self._stop.is_set():
             _end(f"{verdict}; this is process {self._rank} on {socket.gethostname()}, which ends too")
 
-    def _judge(self, last: dict[int, tuple[bytes, float]]) -> str | None:
-        """On process 0: who has been silent for too long? The others are told."""
-        now = time.monotonic()
-        for rank, beat in enumerate(self._beats()):
-            known, since = last.get(rank, (b"", now))
-            last[rank] = (beat, now if beat != known else since)
-        missing = [rank for rank, (_, since) in last.items() if now - since > self._timeout]
-        if not missing:
+    def _judge(self, seen: dict[int, _Seen]) -> str | None:
+        """On process 0: who has been silent, or behind, for too long? The others are told."""
+        now, beats = time.monotonic(), self._beats()
+        steps = [int(beat.split()[1]) for beat in beats]
+        for rank, beat in enumerate(beats):
+            known = seen.setdefault(rank, _Seen(beat, now, now))
+            if beat != known.beat:
+                known.beat, known.heard = beat, now
+            if steps[rank] == max(steps):
+                known.in_step = now
+        silent = [rank for rank, known in seen.items() if now - known.heard > self._timeout]
+        stuck = [rank for rank, known in seen.items() if now - known.in_step > self._timeout]
+        if not silent and not stuck:
             return None
-        hosts = ", ".join(f"process {rank} on {self._store.get(f'host/{rank}').decode()}" for rank in missing)
-        verdict = f"{hosts} has shown no sign of life for {self._timeout:g} seconds"
+        hosts = ", ".join(f"process {r} on {self._store.get(f'host/{r}').decode()}" for r in silent or stuck)
+        what = (
+            "has shown no sign of life" if silent else f"lives, but has not come to step {max(steps)} like the others"
+        )
+        verdict = f"{hosts} {what} for {self._timeout:g} seconds"
         self._store.set("verdict", verdict)
         time.sleep(2 * BEAT_SECONDS)  # the store ends with this process: let the others read it
         return verdict

@@ -1,0 +1,49 @@
+"""Run by torchrun: the command line, on processes that are not all alike.
+
+usage: patience_worker.py slow SECONDS ARGUMENTS …    the first process of the machine is slow to open the images
+       patience_worker.py stuck STEP ARGUMENTS …      the second never gets the batch of that step
+       patience_worker.py apart FOLDER ARGUMENTS …    the second works in another folder, and so does not see the run
+"""
+
+import os
+import sys
+import time
+
+from snclr.cli import main
+from snclr.data.loader import ViewLoader
+from snclr.train import inputs
+
+RANK = int(os.environ["RANK"])
+
+
+def open_slowly(seconds: float) -> None:
+    inner = inputs.open_source
+
+    def open_source(*args, **kwargs):
+        time.sleep(seconds)
+        return inner(*args, **kwargs)
+
+    inputs.open_source = open_source
+
+
+def stick_at(step: int) -> None:
+    inner = ViewLoader.batches
+
+    def batches(self, *args):
+        for batch in inner(self, *args):
+            if batch.step == step:
+                time.sleep(600)
+            yield batch
+
+    ViewLoader.batches = batches
+
+
+if __name__ == "__main__":
+    what, value = sys.argv[1:3]
+    if what == "slow" and RANK == 0:
+        open_slowly(float(value))
+    if what == "stuck" and RANK == 1:
+        stick_at(int(value))
+    if what == "apart" and RANK == 1:
+        os.chdir(value)
+    sys.exit(main(sys.argv[3:]))
