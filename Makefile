@@ -39,7 +39,7 @@ benchmarks: $(VENV)/.installed
 results: $(VENV)/.installed
 	$(BIN)/python scripts/build_results.py
 
-# Every promise of docs/reliability.md at its full count; takes about half an hour on two cores.
+# Every promise of docs/reliability.md at its full count; takes about an hour on two cores.
 soak: $(VENV)/.installed
 	$(BIN)/python scripts/soak.py
 

@@ -1,20 +1,22 @@
 """What a step costs on many GPUs: constants measured here, and what the cost model makes of them.
 
-    python benchmarks/scaling.py                            # some three minutes on two quiet cores; prints tables
+    python benchmarks/scaling.py                            # some five minutes on two quiet cores; prints tables
     python benchmarks/scaling.py --json                     # the same, with one JSON object as the last line
     python benchmarks/scaling.py --write docs/scaling.md    # and puts the tables into the marked places of that page
     python benchmarks/scaling.py --only-model               # nothing is timed: counts and predictions alone
 
 Measured: operations, parameters and batch norms of the encoders (counted on tensors without data); on the CPU the rates
-of matrix products, search, loss and encoder; between 2 and 4 gloo processes on this machine the messages' latency and
-bandwidth, and the messages of a real training step. Everything about GPUs is calculated by `snclr.cost_model` from the
-counts and from data sheets' rates; no GPU was at hand.
+of matrix products, search, loss and encoders, of memory and of a kernel's start; between 2 and 4 gloo processes on this
+machine the messages' latency and bandwidth, and the messages and seconds of real training steps. From these the model,
+`snclr.cost_model`, calculates the same steps, to see how good it is, and then large jobs: on cores like these, by what
+was measured, and on GPUs, by data sheets' rates; no GPU was at hand.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -24,7 +26,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,33 +45,43 @@ RECIPES = {"ViT-S/16": "vit-small-imagenet", "ViT-B/16": "vit-base-imagenet", "R
 UTILISATION = {"ViT-S/16": 0.3, "ViT-B/16": 0.35, "ResNet-50": 0.2}
 JOBS = [(batch, gpus) for batch in (4096, 32_768) for gpus in (32, 256)]
 ROWS, QUEUE, DIM = 256, 32_768, 256
+# Steps small enough to be taken here, of a network whose time is in products and of one whose time is in messages.
+STEPS: dict[str, dict[str, Any]] = {
+    "ViT-S/16, 8 images": {"recipe": "vit-small-imagenet", "batch_size": 8, "queue_length": 8192},
+    "resnet10-tiny, 64 images": {"recipe": "demo", "batch_size": 64},
+}
 
 
 def count_networks() -> list[Network]:
     """Operations, parameters and batch norms of the paper's networks, on tensors without data."""
+    return [count_network(name, UTILISATION[name], recipe=recipe) for name, recipe in RECIPES.items()]
+
+
+def count_network(name: str, utilisation: float, **settings: Any) -> Network:
+    """The same of one network, with the heads and the image size of its recipe."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    method, side = build(**settings)
+    method = method.to("meta")
+    images = torch.empty(2, 3, side, side, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        method.predictor(method.projector(method.encoder(images)))
+    with FlopCounterMode(display=False) as followed:
+        method.key_network(images)
+    trained = [method.encoder, method.projector, method.predictor]
+    return Network(
+        name=name, forward=counter.get_total_flops() / 2, momentum_forward=followed.get_total_flops() / 2,
+        parameters=sum(p.numel() for part in trained for p in part.parameters() if p.requires_grad),
+        norms=sum(map(norms, trained)), momentum_norms=norms(method.key_network), utilisation=utilisation,
+    )  # fmt: skip
+
+
+def build(**settings: Any) -> tuple[Any, int]:
+    """A recipe's method, and the side of its images."""
     from snclr.train.build import build_method, encoder_spec
 
-    found = []
-    for name, recipe in RECIPES.items():
-        config = resolve({"recipe": recipe, "data": "unused", "out": "unused"})
-        built: Any = build_method(config, encoder_spec(config))
-        method = built.to("meta")
-        with FlopCounterMode(display=False) as counter:
-            method.predictor(method.projector(method.encoder(torch.empty(2, 3, 224, 224, device="meta"))))
-        with FlopCounterMode(display=False) as followed:
-            method.key_network(torch.empty(2, 3, 224, 224, device="meta"))
-        trained = [method.encoder, method.projector, method.predictor]
-        found.append(
-            Network(
-                name=name, forward=counter.get_total_flops() / 2, momentum_forward=followed.get_total_flops() / 2,
-                parameters=sum(p.numel() for part in trained for p in part.parameters() if p.requires_grad),
-                norms=sum(map(norms, trained)), momentum_norms=norms(method.key_network),
-                utilisation=UTILISATION[name],
-            )
-        )  # fmt: skip
-    return found
+    config = resolve({"data": "unused", "out": "unused", **settings})
+    return build_method(config, encoder_spec(config)), config.image_size
 
 
 def norms(module: torch.nn.Module) -> int:
@@ -114,8 +127,54 @@ def median(run: Callable[[], Any], repeats: int = 7) -> float:
     return statistics.median(times)
 
 
-def measure_messages(processes: int) -> dict[str, float]:
-    """Latency, bandwidth and a real step's messages on so many gloo processes of this machine."""
+def measure_core() -> dict[str, Any]:
+    """Rates of one core: products, memory, a kernel's start, and each network's own passes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    queue, y2 = (torch.randn(rows, DIM, generator=generator) for rows in (QUEUE, ROWS))
+    source, target, one = torch.zeros(2**24), torch.zeros(2**24), torch.zeros(1)
+    found: dict[str, Any] = {
+        "product": 2.0 * ROWS * QUEUE * DIM / median(lambda: y2 @ queue.T),
+        "memory": 2 * 4 * len(source) / median(lambda: target.copy_(source)),
+        "launch": median(lambda: [one.add_(1) for _ in range(1000)]) / 1000,
+    }
+    chosen: dict[str, dict[str, Any]] = {**{name: {"recipe": recipe} for name, recipe in RECIPES.items()}, **STEPS}
+    for name, settings in chosen.items():
+        method, side = build(**settings)
+        network = count_network(name, 1.0, **settings)
+        images = torch.randn(4 if side > 64 else 64, 3, side, side).contiguous(memory_format=torch.channels_last)
+        found[name] = 3 * network.forward * len(images) / median(partial(both_passes, method, images), repeats=3)
+    torch.set_num_threads(threads)
+    return found
+
+
+def both_passes(method: Any, images: torch.Tensor) -> None:
+    method.predictor(method.projector(method.encoder(images))).sum().backward()
+
+
+def this_machine(core: dict[str, Any], messages: dict[str, Any]) -> Machine:
+    """Between so many processes here: a message costs what it cost them; those that are more than the cores share."""
+    share = min(1.0, (os.cpu_count() or 1) / messages["processes"])
+    latency, link = messages["gather_latency"], messages["gather_bandwidth"]
+    return Machine(
+        name="this machine", peak=core["product"] * share, float32=core["product"] * share,
+        memory=core["memory"] * share, launch=core["launch"] / share, start=latency, near_hop=0.0, far_hop=0.0,
+        near_link=link, far_link=link,
+    )  # fmt: skip
+
+
+def cores_like_these(core: dict[str, Any], pair: dict[str, Any]) -> Machine:
+    """Many cores, one process each: half the latency between two is taken for a message's start, half for a hop."""
+    half, link = pair["gather_latency"] / 2, pair["gather_bandwidth"]
+    return Machine(
+        name="cores like these", peak=core["product"], float32=core["product"], memory=core["memory"],
+        launch=core["launch"], start=half, near_hop=half, far_hop=half, near_link=link, far_link=link,
+    )  # fmt: skip
+
+
+def measure_messages(processes: int) -> dict[str, Any]:
+    """Latency, bandwidth, and real steps' messages and seconds on so many gloo processes of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [
@@ -129,17 +188,10 @@ def measure_messages(processes: int) -> dict[str, float]:
 def inside(out: str) -> None:
     """Run by torchrun: measure on this process among the others; process 0 writes the file."""
     from snclr.distributed import barrier, gather, rank_and_size, sum_over_processes
-    from snclr.train.build import build_method, encoder_spec
-    from snclr.train.inputs import open_data
     from snclr.train.launch import launch
-    from snclr.train.loop import training_step
-    from snclr.train.pretrain import _prepare, build_loader
-    from snclr.train.run_folder import RunFolder
 
-    config = resolve(
-        {"recipe": "demo", "data": "demo", "out": "unused", "encoder": "resnet10-tiny", "batch_size": 64, "workers": 0}
-    )
-    fabric = launch(config)
+    fabric = launch(step_config("resnet10-tiny, 64 images"))
+    torch.set_num_threads(1)
     small, large, size = torch.zeros(3, dtype=torch.int64), torch.zeros(2**20), rank_and_size()[1]
 
     def timed(run: Callable[[], Any], repeats: int) -> float:
@@ -149,25 +201,54 @@ def inside(out: str) -> None:
     gather_small = timed(lambda: gather(small), 200)
     reduce_small = timed(lambda: sum_over_processes(small), 200)
     gather_large = timed(lambda: gather(large), 10)
-    source = open_data(config.data, fabric)
-    loader, method = build_loader(config, source, fabric), build_method(config, encoder_spec(config))
-    training = _prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
-    core: Any = training.core
-    layers = norms(core.encoder) + norms(core.projector) + norms(core.predictor), norms(core.key_network)
-    counts: dict[str, int] = {}
-    batches = list(loader.batches(0, 3))
-    training_step(training, batches[0])
-    with counting(counts):
-        training_step(training, batches[1])
     received = large.numel() * 4 * (size - 1)
     found = {
         "processes": size, "gather_latency": gather_small, "reduce_latency": reduce_small,
-        "gather_bandwidth": received / (gather_large - gather_small), **counts,
-        "norms": layers[0], "momentum_norms": layers[1],
+        "gather_bandwidth": received / (gather_large - gather_small) if size > 1 else math.inf,
+        "steps": {name: real_steps(name, fabric) for name in STEPS},
     }  # fmt: skip
     if fabric.is_global_zero:
         Path(out).write_text(json.dumps(found))
     barrier()
+
+
+def step_config(name: str) -> Any:
+    return resolve({**STEPS[name], "data": "demo", "out": "unused", "workers": 0, "precision": "32"})
+
+
+def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
+    """Seconds of a training step with a full queue, the median of a few, and the messages of one."""
+    from snclr.distributed import barrier
+    from snclr.train.build import build_method, encoder_spec
+    from snclr.train.inputs import open_data
+    from snclr.train.loop import training_step
+    from snclr.train.pretrain import _prepare, build_loader
+    from snclr.train.run_folder import RunFolder
+
+    config = step_config(name)
+    source = open_data(config.data, fabric)
+    loader, method = build_loader(config, source, fabric), build_method(config, encoder_spec(config))
+    training = _prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    core: Any = training.core
+    full, generator = core.queue.length, torch.Generator().manual_seed(0)
+    core.queue.push(torch.randn(full, config.dim, generator=generator), torch.full((full,), len(source)))
+    batches = list(loader.batches(0, repeats + 2))
+    training_step(training, batches[0])
+    counts: dict[str, int] = {}
+    with counting(counts):
+        training_step(training, batches[1])
+    times = []
+    for batch in batches[2:]:
+        barrier()
+        began = time.perf_counter()
+        training_step(training, batch)
+        barrier()
+        times.append(time.perf_counter() - began)
+    layers = norms(core.encoder) + norms(core.projector) + norms(core.predictor), norms(core.key_network)
+    return {
+        "seconds": statistics.median(times), "all_gathers": 0, "all_reduces": 0, **counts,
+        "norms": layers[0], "momentum_norms": layers[1],
+    }  # fmt: skip
 
 
 @contextmanager
@@ -219,23 +300,55 @@ def rate_table(rates: dict[str, float]) -> str:
     return table(head, rows)
 
 
-def message_table(messages: list[dict[str, float]]) -> str:
+def message_table(messages: list[dict[str, Any]]) -> str:
     rows = []
     for m in messages:
-        n = Network(name="", forward=0, momentum_forward=0, parameters=0, norms=int(m["norms"]),
-                    momentum_norms=int(m["momentum_norms"]))  # fmt: skip
+        if m["processes"] == 1:
+            continue
+        step = m["steps"]["resnet10-tiny, 64 images"]
+        n = Network(name="", forward=0, momentum_forward=0, parameters=0, norms=int(step["norms"]),
+                    momentum_norms=int(step["momentum_norms"]))  # fmt: skip
         gathers, reduces = model.norm_messages(n)
         rows.append(
             [f"{m['processes']:.0f}", f"{m['gather_latency'] * 1e6:,.0f}", f"{m['reduce_latency'] * 1e6:,.0f}",
-             f"{m['gather_bandwidth'] / 1e9:.2f}", f"{m['all_gathers']:.0f} (model: {gathers + 6})",
-             f"{m['all_reduces']:.0f} (model: {reduces + 1})"]
+             f"{m['gather_bandwidth'] / 1e9:.2f}", f"{step['all_gathers']:.0f} (model: {gathers + 6})",
+             f"{step['all_reduces']:.0f} (model: {reduces + 1})"]
         )  # fmt: skip
     head = ["gloo processes (measured)", "smallest gather, µs", "smallest all-reduce, µs", "gather, 10⁹ bytes/s",
             "gathers in a step of resnet10-tiny", "all-reduces in it"]  # fmt: skip
     return table(head, rows)
 
 
-def prediction_table(networks: list[Network], machine: Machine) -> str:
+def core_table(core: dict[str, Any]) -> str:
+    rows = [
+        ["products in float32, 10⁹ operations/s", f"{core['product'] / 1e9:.1f}"],
+        ["memory, 10⁹ bytes/s", f"{core['memory'] / 1e9:.1f}"],
+        ["start of a kernel, µs", f"{core['launch'] * 1e6:.2f}"],
+        *([f"{name}, forward and backward, 10⁹ operations/s", f"{core[name] / 1e9:.1f}"] for name in RECIPES),
+        ["resnet10-tiny, the same", f"{core['resnet10-tiny, 64 images'] / 1e9:.1f}"],
+    ]
+    return table(["one core (measured)", ""], rows)
+
+
+def check_table(core: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+    """Real steps beside what the model makes of the constants of the same machine."""
+    rows = []
+    for name, settings in STEPS.items():
+        config = step_config(name)
+        network = count_network(name, core[name] / core["product"], **settings)
+        for m in messages:
+            job = Job(batch=config.batch_size, processes=m["processes"], queue=config.queue_length, dim=config.dim,
+                      neighbors=config.neighbors)  # fmt: skip
+            parts = model.step_parts(job, network, this_machine(core, m))
+            step, seen = sum(parts.values()), m["steps"][name]["seconds"]
+            sent = sum(parts[part] for part in ("gather", "batch norm", "gradient", "agreement"))
+            rows.append([name, str(m["processes"]), f"{seen * 1e3:,.0f}", f"{step * 1e3:,.0f}", f"{step / seen:.2f}",
+                         f"{parts['encoder'] / step:.0%}", f"{sent / step:.0%}"])  # fmt: skip
+    head = ["step", "processes", "measured, ms", "calculated, ms", "ratio", "encoder in it", "messages in it"]
+    return table(head, rows)
+
+
+def prediction_table(networks: list[Network], machine: Machine, unit: str = "GPUs") -> str:
     rows = []
     for n in networks:
         for batch, gpus in JOBS:
@@ -243,7 +356,7 @@ def prediction_table(networks: list[Network], machine: Machine) -> str:
             step = sum(parts.values())
             shares = [f"{parts[name] / step:.1%}" for name in parts]
             rows.append([n.name, f"{batch:,}", str(gpus), f"{step * 1e3:,.1f}", *shares])
-    head = [f"{machine.name} (calculated)", "batch", "GPUs", "step, ms", *model.step_parts(
+    head = [f"{machine.name} (calculated)", "batch", unit, "step, ms", *model.step_parts(
         Job(batch=1, processes=1), networks[0], machine)]  # fmt: skip
     return table(head, rows)
 
@@ -285,8 +398,15 @@ def main() -> None:
     sections = {"networks": network_table(networks)}
     found: dict[str, Any] = {"networks": [asdict(n) for n in networks]}
     if not a.only_model:
-        found["rates"], found["messages"] = measure_rates(networks), [measure_messages(n) for n in (2, 4)]
-        sections |= {"rates": rate_table(found["rates"]), "messages": message_table(found["messages"])}
+        found["rates"], found["core"] = measure_rates(networks), measure_core()
+        found["messages"] = [measure_messages(n) for n in (1, 2, 4)]
+        core, messages = found["core"], found["messages"]
+        own = [replace(n, utilisation=core[n.name] / core["product"]) for n in networks]
+        sections |= {
+            "rates": rate_table(found["rates"]), "messages": message_table(messages), "core": core_table(core),
+            "check": check_table(core, messages),
+            "cores": prediction_table(own, cores_like_these(core, messages[1]), "cores"),
+        }  # fmt: skip
     sections |= {
         "a100": prediction_table(networks, A100), "v100": prediction_table(networks, V100),
         "limits": limit_table(networks),
