@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from snclr.cli import main
 from snclr.errors import UserError
 from snclr.train import launch
 from snclr.train.children import _follow
@@ -200,6 +201,13 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         find_processes("cuda", "auto", 1)
 
 
+def test_a_notebook_is_for_one_process(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert find_processes("cpu", "1", 1) == Processes(1, 1)
+    with pytest.raises(UserError, match="2 processes were asked for in a notebook"):
+        find_processes("cpu", "2", 1)
+
+
 @pytest.mark.parametrize("variables", [{}, SRUN])
 def test_an_apple_gpu_is_for_one_process(monkeypatch, variables):
     under(monkeypatch, variables)
@@ -234,6 +242,21 @@ def test_a_process_does_not_outlive_the_one_that_started_it():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=110)
     assert done.returncode == 1
     assert "the process that started this one is gone" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "said"),
+    [({}, ["--nodes", "2"], "torchrun --nnodes 2"), (TORCHRUN_OF_ONE, ["--devices", "2"], "torchrun started 1 of 1")],
+)
+def test_the_command_line_says_so_and_leaves_nothing_behind(monkeypatch, capsys, tmp_path, variables, flags, said):
+    under(monkeypatch, variables)
+    out = tmp_path / "run"
+    assert main(["pretrain", "--accelerator", "cpu", "--data", str(tmp_path), "--out", str(out), *flags]) == 2
+    assert main(["knn", str(out), "--device", "cpu", *flags]) == 2
+    texts = capsys.readouterr().err.split("snclr knn: ")
+    assert all(said in text for text in texts)
+    assert len(texts) == 2
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(("batch", "processes", "near"), [(256, 3, 255), (10, 4, 8), (1, 2, 2), (7, 2, 8)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -114,6 +115,11 @@ def _by_flags(here: int, nodes: int) -> Processes:
     env = os.environ
     if here * nodes == 1:
         return Processes(1, 1)
+    if hasattr(sys, "ps1"):
+        raise UserError(
+            f"{here} processes were asked for in a notebook or an interactive Python, which cannot be started again for"
+            " the others; give one, or run the program as a file"
+        )
     by_hand = "LOCAL_RANK" in env and "MASTER_PORT" in env and PARENT not in env
     if nodes == 1 and not by_hand and PARENT not in env:
         return Processes(here, here, port=_free_port())  # on one machine no variable has a say in where they meet
