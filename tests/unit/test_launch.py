@@ -1,5 +1,7 @@
 """How many processes there are: as a launcher says, else as the flags say; and that Fabric is told just that."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -8,8 +10,7 @@ import torch
 
 from snclr.cli import main
 from snclr.errors import UserError
-from snclr.train import launch
-from snclr.train.children import _follow
+from snclr.train import children, launch
 from snclr.train.launch import check_batch, start
 from snclr.train.processes import Processes, find_processes, tasks_per_node
 
@@ -35,8 +36,6 @@ SRUN = {
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    import os
-
     for name in os.environ:
         if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in (*TORCHRUN, "NODE_RANK", "SNCLR_PARENT"):
             monkeypatch.delenv(name)
@@ -185,10 +184,12 @@ def test_machines_that_know_where_to_meet(monkeypatch):
     assert place(found) == (3, 0, 1, "first", 29500)
 
 
-@pytest.mark.parametrize(("name", "value"), [("NODE_RANK", "2"), ("NODE_RANK", "-1"), ("MASTER_PORT", "http")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("NODE_RANK", "2"), ("NODE_RANK", "-1"), ("MASTER_PORT", "http"), ("MASTER_PORT", "0")]
+)
 def test_a_variable_that_cannot_be_is_named(monkeypatch, name, value):
     under(monkeypatch, {**MEET, "NODE_RANK": "1", name: value})
-    with pytest.raises(UserError, match=f"variable {name} is '{value}'; it must be a number from 0 to"):
+    with pytest.raises(UserError, match=rf"variable {name} is '{value}'; it must be a number from [01] to"):
         find_processes("cpu", "1", 2)
 
 
@@ -237,11 +238,38 @@ def test_a_process_does_not_outlive_the_one_that_started_it():
     """Before the two have met, too: here the one that started it is none that lives."""
     program = (
         "import time; from snclr.train import children; children.ORPHAN_SECONDS = 0;"
-        f" children.{_follow.__name__}(1 << 30); time.sleep(120)"
+        " children._follow(1 << 30); time.sleep(120)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=110)
     assert done.returncode == 1
     assert "the process that started this one is gone" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [("raise SystemExit(3)", "with exit code 3"), ("import os; os.abort()", "by SIGABRT")]
+)
+def test_a_process_that_failed_ends_the_one_that_waits_for_it(monkeypatch, code, how):
+    """As where a message to a lost process hangs: on GPUs it does."""
+
+    def end(text):
+        raise SystemExit(text)
+
+    monkeypatch.setattr(children, "_end", end)
+    monkeypatch.setattr(children, "BEREFT_SECONDS", 0)
+    well, failed, waiting = (
+        subprocess.Popen([sys.executable, "-c", text]) for text in ("exit(143)", code, "import time; time.sleep(100)")
+    )
+    assert well.wait() == 143
+    with pytest.raises(SystemExit, match=rf"process 2 \(pid {failed.pid}\) ended {how}, and all end with it"):
+        children._watch([well, failed, waiting], 0)
+    assert waiting.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_does_not_leave_is_not_left_behind(monkeypatch):
+    monkeypatch.setattr(children, "FAREWELL_SECONDS", 0)
+    stuck = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    children._see_off([stuck])
+    assert stuck.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,8 @@ def _by_flags(here: int, nodes: int) -> Processes:
         return Processes(here, here, port=_free_port())  # on one machine no variable has a say in where they meet
     if nodes > 1 and (missing := [name for name in _MEETING if not env.get(name)]):
         raise UserError(_how_to_meet(here, nodes, missing))
-    machine, local_rank = _number("NODE_RANK", nodes), _number("LOCAL_RANK", here)
-    address, port = env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 65536)
+    machine, local_rank = _number("NODE_RANK", 0, nodes - 1), _number("LOCAL_RANK", 0, here - 1)
+    address, port = env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 1, 65535)
     launcher = "hand" if by_hand else None
     return Processes(
         here * nodes, here, nodes, machine * here + local_rank, local_rank, machine, address, port, launcher
@@ -147,10 +147,10 @@ def _how_to_meet(here: int, nodes: int, missing: list[str]) -> str:
     )
 
 
-def _number(name: str, end: int) -> int:
+def _number(name: str, low: int, high: int) -> int:
     value = os.environ.get(name, "0")
-    if not (value.isdecimal() and int(value) < end):
-        raise UserError(f"the variable {name} is {value!r}; it must be a number from 0 to {end - 1}")
+    if not (value.isdecimal() and low <= int(value) <= high):
+        raise UserError(f"the variable {name} is {value!r}; it must be a number from {low} to {high}")
     return int(value)
 
 
