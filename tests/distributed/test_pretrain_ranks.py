@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,8 +59,6 @@ def alone(photos, tmp_path_factory):
 
 def stop_after(processes, photos, out, step):
     """Train with so many processes until `step` and stop there, in good order."""
-    from pathlib import Path
-
     done = run(processes, str(Path(__file__).parent / "stop_worker.py"), str(step), *(str(a) for a in TINY),
                "--data", str(photos), "--out", str(out), "--max-bad-share", "0.5", "--resume")  # fmt: skip
     assert state_of(out).step == step, done.stderr[-3000:]
@@ -122,29 +123,114 @@ def test_too_many_bad_images_stop_every_process(photos, tmp_path):
     assert "cannot be used; a share of at most 0.1 is allowed" in done.stderr
 
 
-def test_devices_starts_the_other_processes_itself(photos, alone, tmp_path):
-    pretrain(1, photos, tmp_path / "run", "--devices", 2)
-    expected, found = state_of(alone), state_of(tmp_path / "run")
+def assert_same_images(alone, out):
+    """The queue holds the same images in the same order, so every step had the same batch."""
+    expected, found = state_of(alone), state_of(out)
+    assert found.step == expected.step
     assert torch.equal(found.tensors["method/criterion.queue.ids"], expected.tensors["method/criterion.queue.ids"])
 
 
-def test_slurm_tasks_become_the_processes(photos, alone, tmp_path):
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "snclr", *map(str, TINY), "--data", str(photos), "--out", str(tmp_path / "run"),
-               "--max-bad-share", "0.5"]  # fmt: skip
-    common = os.environ | {
-        "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2",
-        "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost",
-        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-    }  # fmt: skip
-    tasks = [
-        subprocess.Popen(command, env=common | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}, stderr=subprocess.PIPE)
-        for rank in "01"
+        return str(free.getsockname()[1])
+
+
+def side_by_side(photos, out, variables, *more):
+    """The command once for each set of variables, all at once, as several machines or srun would start it."""
+    command = [sys.executable, "-m", "snclr", *map(str, TINY), "--data", str(photos), "--out", str(out),
+               "--max-bad-share", "0.5", *more]  # fmt: skip
+    started = [
+        subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1", **own}, stderr=subprocess.PIPE)
+        for own in variables
     ]
-    errors = [task.communicate(timeout=240)[1].decode() for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], errors
-    expected, found = state_of(alone), state_of(tmp_path / "run")
-    assert torch.equal(found.tensors["method/criterion.queue.ids"], expected.tensors["method/criterion.queue.ids"])
+    errors = [process.communicate(timeout=280)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), errors
+    return errors
+
+
+def test_devices_starts_the_other_processes_itself(photos, alone, tmp_path):
+    done = pretrain(1, photos, tmp_path / "run", "--devices", 2)
+    assert "2 processes" in done.stderr
+    assert_same_images(alone, tmp_path / "run")
+
+
+def test_a_batch_script_without_srun_starts_the_other_processes_too(photos, alone, tmp_path):
+    """SLURM has allotted tasks, but nobody started them: its variables are no launcher."""
+    allotted = {
+        "SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_NNODES": "1", "SLURM_NODELIST": "nowhere",
+        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+    }  # fmt: skip
+    [said] = side_by_side(photos, tmp_path / "run", [allotted], "--devices", "2")
+    assert "2 processes" in said
+    assert "SLURM allotted 8 tasks, but this command was not started by srun: 2 will work" in said
+    assert_same_images(alone, tmp_path / "run")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_slurm_tasks_become_the_processes(photos, alone, tmp_path, nodes):
+    """Two tasks a node, by `srun -N nodes -n tasks` without --ntasks-per-node."""
+    tasks = 2 * nodes
+    common = {
+        "SLURM_JOB_ID": "77", "SLURM_NTASKS": str(tasks), "SLURM_NNODES": str(nodes), "SLURM_NODELIST": "localhost",
+        "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_STEP_TASKS_PER_NODE": f"2(x{nodes})", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
+    }  # fmt: skip
+    each = [
+        {**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 2), "SLURM_NODEID": str(rank // 2)}
+        for rank in range(tasks)
+    ]
+    said = side_by_side(photos, tmp_path / "run", each)
+    assert f"{tasks} processes" in said[0]
+    assert_same_images(alone, tmp_path / "run")
+
+
+def test_two_machines_meet_by_three_variables(photos, alone, tmp_path):
+    """Both on this one: what differs between them is NODE_RANK."""
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    each = [{**meet, "NODE_RANK": str(rank)} for rank in range(2)]
+    said = side_by_side(photos, tmp_path / "run", each, "--nodes", "2", "--devices", "1")
+    assert "2 processes" in said[0]
+    assert all(f"meeting 2 machines at 127.0.0.1:{meet['MASTER_PORT']}" in text for text in said)
+    assert_same_images(alone, tmp_path / "run")
+
+
+def disturbed(photos, tmp_path, whom, number):
+    """`--devices 2` with a signal after step 5, to one of the two: its end, and what was printed until both ended."""
+    notes, out = tmp_path / "notes", tmp_path / "run"
+    worker = str(Path(__file__).parent / "signal_worker.py")
+    done = run(1, worker, "5", whom, str(int(number)), str(notes), *map(str, TINY), "--devices", "2",
+               "--data", str(photos), "--out", str(out), "--max-bad-share", "0.5")  # fmt: skip
+    pid, sent = notes.read_text().split()
+    seconds = time.time() - float(sent)  # the second process holds the pipe, too: neither prints any more
+    print(f"{number.name} to {whom}: {seconds:.1f} s to the end of both")
+    while Path(f"/proc/{pid}").exists():
+        assert time.time() - float(sent) < 120, done.stderr[-3000:]
+        time.sleep(0.05)
+    assert seconds < 120, "on a machine however busy"
+    return done
+
+
+def test_a_stop_of_the_first_process_is_a_stop_of_those_it_started(photos, alone, tmp_path):
+    done = disturbed(photos, tmp_path, "main", signal.SIGTERM)
+    assert done.returncode == 143, done.stderr[-3000:]
+    assert 5 <= state_of(tmp_path / "run").step < 15
+    assert f"stopped by SIGTERM after step {state_of(tmp_path / 'run').step}" in done.stderr
+    pretrain(1, photos, tmp_path / "run", "--resume")
+    assert_same_images(alone, tmp_path / "run")
+
+
+def test_a_process_that_is_killed_ends_the_one_that_started_it(photos, tmp_path):
+    done = disturbed(photos, tmp_path, "self", signal.SIGKILL)
+    assert done.returncode in (1, 2), done.stderr[-3000:]
+    assert "process 1 " in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert state_of(tmp_path / "run").step == 4
+
+
+def test_the_first_process_killed_leaves_no_orphan(photos, tmp_path):
+    """It alone writes, so what is kept is the last checkpoint before."""
+    done = disturbed(photos, tmp_path, "main", signal.SIGKILL)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    assert state_of(tmp_path / "run").step == 4

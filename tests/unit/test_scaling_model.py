@@ -153,7 +153,7 @@ def test_the_commands_of_the_page_are_those_of_the_programs():
     from torch.distributed.run import get_args_parser
 
     commands = page_commands()
-    assert len(commands) == 6
+    assert len(commands) == 8
     names = {f.name for f in fields(PretrainConfig)}
     for command in commands:
         flags = shlex.split(command.split("snclr pretrain ")[1])

@@ -1,7 +1,7 @@
 """Starting: the device, the precision and, where several processes work together, those.
 
-Processes come from `--devices` and `--nodes` (Fabric starts the others), from torchrun, or from SLURM's srun; the last
-two say themselves how many there are.
+Processes come from `--devices` and `--nodes` (we start the others of this machine), from torchrun, or from SLURM's
+srun; the last two say themselves how many there are.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import atexit
 import datetime
 import inspect
 import logging
-import os
+import sys
 from typing import Any
 
 import torch
 
 from snclr.config import PretrainConfig
-from snclr.distributed import leave, rejoin_after_restart
+from snclr.distributed import leave, rank_and_size, rejoin_after_restart
 from snclr.errors import UserError
+from snclr.train.children import join
+from snclr.train.processes import Known, Processes, find_processes, unused_tasks
 
 PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 TIMEOUT_SECONDS = 600.0
@@ -72,7 +74,10 @@ def start(
         raise UserError(
             f"precision {precision} is for GPUs: few processors compute in it, and some die of it. Give --precision 32."
         )
-    local, nodes = _processes(accelerator, devices, nodes)
+    processes = find_processes(accelerator, devices, nodes)
+    if (word := unused_tasks(processes)) is not None:
+        print(f"warning: {word}", file=sys.stderr)
+    several = processes.total > 1
     strategy = DDPStrategy(
         **_without_buffer_sync(),
         process_group_backend="gloo" if accelerator == "cpu" else None,
@@ -80,18 +85,43 @@ def start(
     )
     fabric = Fabric(
         accelerator=accelerator,
-        devices=local,
-        num_nodes=nodes,
+        devices=processes.here,
+        num_nodes=processes.machines,
         precision=PRECISIONS[precision],
-        strategy=strategy if local * nodes > 1 else "auto",
+        strategy=strategy if several else "auto",
+        plugins=[Known(processes)],
     )
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # who was started is our own lines' business
-    if local * nodes > 1:
+    if several:
         rejoin_after_restart("gloo" if accelerator == "cpu" else "nccl", datetime.timedelta(seconds=timeout))
+        if processes.launcher is None:
+            join(processes)
         atexit.unregister(leave)  # once is enough, however many jobs a program starts
         atexit.register(leave)
-    fabric.launch()
+    _meet(fabric, processes, timeout)
     return fabric
+
+
+def _meet(fabric: Any, processes: Processes, timeout: float) -> None:
+    """Wait for the other processes; those that cannot be found are nobody's bug."""
+    place = f"{processes.address}:{processes.port}"
+    if processes.launcher is None and processes.machines > 1 and processes.local_rank == 0:
+        print(f"meeting {processes.machines} machines at {place}, within {timeout:g} seconds", file=sys.stderr)
+    try:
+        fabric.launch()
+    except RuntimeError as error:
+        if processes.total == 1:
+            raise
+        raise UserError(
+            f"{processes.total} processes were to meet at {place}, but process {processes.rank} did not find them all"
+            f" ({str(error).splitlines()[0]}). All must be started, within {timeout:g} seconds, and reach that"
+            " address and port"
+        ) from error
+    if (found := rank_and_size()) != (processes.rank, processes.total):
+        raise UserError(
+            f"process {processes.rank} of {processes.total} was asked for, but this is {found[0]} of {found[1]}: one"
+            " program can work with one number of processes; give the same --devices and --nodes each time"
+        )
 
 
 def _without_buffer_sync() -> dict[str, Any]:
@@ -108,36 +138,3 @@ def _pick_accelerator(accelerator: str) -> str:
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise UserError("accelerator cuda was asked for, but torch sees no CUDA device; give --accelerator cpu or auto")
     return accelerator
-
-
-def _processes(accelerator: str, devices: str, nodes: int) -> tuple[int, int]:
-    """Processes on this machine, and machines: as a launcher says, else as the flags say."""
-    asked = None if devices == "auto" else int(devices)
-    launched = _launched()
-    if launched is not None:
-        local, machines, launcher = launched
-        # The defaults mean "as started"; a different number that was given is a mistake to point out.
-        if asked not in (None, 1, local) or nodes not in (1, machines):
-            raise UserError(
-                f"{launcher} started {local} processes on each of {machines} machines, but --devices {devices} --nodes"
-                f" {nodes} asks for others; leave both flags out"
-            )
-        return local, machines
-    if asked is None:
-        asked = max(torch.cuda.device_count(), 1) if accelerator == "cuda" else 1
-    if accelerator == "mps" and asked * nodes > 1:
-        raise UserError("an Apple GPU trains with one process; give --devices 1")
-    return asked, nodes
-
-
-def _launched() -> tuple[int, int, str] | None:
-    """(processes on this machine, machines, who started them), where a launcher did."""
-    env = os.environ
-    if "TORCHELASTIC_RUN_ID" in env:
-        world, local = int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"])
-        return (local, world // local, "torchrun") if world > 1 else None
-    # srun sets this for its step; in a batch script that runs without srun there is one process, whatever was allotted.
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        tasks, machines = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", "1"))
-        return tasks // machines, machines, "srun"
-    return None

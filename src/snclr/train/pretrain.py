@@ -211,6 +211,8 @@ def _opening(t: Training, start: int) -> str:
         else f"{c.epochs} epochs of {n.steps_per_epoch} steps"
     )
     line = f"{c.method} ({c.recipe}): {c.encoder} at {c.image_size} px on {data}, {begin}, on {t.fabric.device}"
+    if (processes := t.fabric.world_size) > 1:
+        line += f", {processes} processes"
     _log.info(line)
     return line
 

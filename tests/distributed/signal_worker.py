@@ -1,0 +1,30 @@
+"""The command line, and once STEP steps are done a signal from the second process: to itself, or to the one before it.
+
+usage: signal_worker.py STEP self|main SIGNAL NOTES ARGUMENTS OF SNCLR ...
+
+NOTES is a file for the second process's id and the time of the signal.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from snclr.cli import main
+from snclr.train import loop
+
+step, whom, number, notes = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+inner = loop.training_step
+
+
+def training_step(t, batch):
+    result = inner(t, batch)
+    if batch.step + 1 == step and os.environ.get("LOCAL_RANK") == "1":
+        notes.write_text(f"{os.getpid()} {time.time()}")
+        os.kill(os.getpid() if whom == "self" else os.getppid(), number)
+    return result
+
+
+if __name__ == "__main__":
+    loop.training_step = training_step
+    sys.exit(main(sys.argv[5:]))
