@@ -53,9 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     from snclr.errors import OtherProcessError, UserError
+    from snclr.train.signals import code_of_this_process
 
     try:
-        return int(arguments.handler(arguments))
+        return code_of_this_process(int(arguments.handler(arguments)))
     except OtherProcessError:  # the one that failed prints its reason
         return 2
     except UserError as error:
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return code_of_this_process(130)
     except BrokenPipeError:  # e.g. `snclr encoders | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,8 +1,6 @@
 """How many processes there are: as a launcher says, else as the flags say; and that Fabric is told just that."""
 
 import os
-import signal
-import subprocess
 import sys
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 
 from snclr.cli import main
 from snclr.errors import UserError
-from snclr.train import children, launch
+from snclr.train import launch
 from snclr.train.launch import check_batch, start
 from snclr.train.processes import Processes, find_processes, tasks_per_node
 
@@ -37,7 +35,7 @@ SRUN = {
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
     for name in os.environ:
-        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in (*TORCHRUN, "NODE_RANK", "SNCLR_PARENT"):
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in (*TORCHRUN, "NODE_RANK"):
             monkeypatch.delenv(name)
 
 
@@ -67,15 +65,7 @@ def test_on_one_machine_they_meet_on_that_machine_whatever_the_variables_say(mon
     assert place(find_processes("cpu", "2", 1))[:4] == (0, 0, 0, "127.0.0.1")
 
 
-def test_one_we_started_joins_the_others(monkeypatch):
-    under(monkeypatch, {"SNCLR_PARENT": "1", "LOCAL_RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2950"})
-    found = find_processes("cpu", "3", 1)
-    assert numbers(found) == (3, 3, 1)
-    assert place(found) == (2, 2, 0, "127.0.0.1", 2950)
-    assert found.launcher is None
-
-
-def test_processes_started_by_hand_start_no_others(monkeypatch):
+def test_processes_that_were_started_start_no_others(monkeypatch):
     under(monkeypatch, {**MEET, "LOCAL_RANK": "1"})
     found = find_processes("cpu", "2", 1)
     assert (*numbers(found), found.rank, found.launcher) == (2, 2, 1, 1, "hand")
@@ -232,44 +222,6 @@ def test_one_program_has_one_number_of_processes():
 
     with pytest.raises(UserError, match="process 0 of 2 was asked for, but this is 0 of 1"):
         launch._meet(Met(), Processes(2, 2), 60)
-
-
-def test_a_process_does_not_outlive_the_one_that_started_it():
-    """Before the two have met, too: here the one that started it is none that lives."""
-    program = (
-        "import time; from snclr.train import children; children.ORPHAN_SECONDS = 0;"
-        " children._follow(1 << 30); time.sleep(120)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=110)
-    assert done.returncode == 1
-    assert "the process that started this one is gone" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("code", "how"), [("raise SystemExit(3)", "with exit code 3"), ("import os; os.abort()", "by SIGABRT")]
-)
-def test_a_process_that_failed_ends_the_one_that_waits_for_it(monkeypatch, code, how):
-    """As where a message to a lost process hangs: on GPUs it does."""
-
-    def end(text):
-        raise SystemExit(text)
-
-    monkeypatch.setattr(children, "_end", end)
-    monkeypatch.setattr(children, "BEREFT_SECONDS", 0)
-    well, failed, waiting = (
-        subprocess.Popen([sys.executable, "-c", text]) for text in ("exit(143)", code, "import time; time.sleep(100)")
-    )
-    assert well.wait() == 143
-    with pytest.raises(SystemExit, match=rf"process 2 \(pid {failed.pid}\) ended {how}, and all end with it"):
-        children._watch([well, failed, waiting], 0)
-    assert waiting.wait() == -signal.SIGKILL
-
-
-def test_a_process_that_does_not_leave_is_not_left_behind(monkeypatch):
-    monkeypatch.setattr(children, "FAREWELL_SECONDS", 0)
-    stuck = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-    children._see_off([stuck])
-    assert stuck.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

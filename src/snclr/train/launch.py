@@ -1,6 +1,6 @@
 """Starting: the device, the precision and, where several processes work together, those.
 
-Processes come from `--devices` and `--nodes` (we start the others of this machine), from torchrun, or from SLURM's
+Processes come from `--devices` and `--nodes` (Fabric starts the others of this machine), from torchrun, or from SLURM's
 srun; the last two say themselves how many there are.
 """
 
@@ -10,6 +10,7 @@ import atexit
 import datetime
 import inspect
 import logging
+import os
 import sys
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 from snclr.config import PretrainConfig
 from snclr.distributed import leave, rank_and_size, rejoin_after_restart
 from snclr.errors import UserError
-from snclr.train.children import join
 from snclr.train.processes import Known, Processes, find_processes, unused_tasks
+from snclr.train.signals import STARTED_BY
 
 PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 TIMEOUT_SECONDS = 600.0
+_FABRICS_LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
 
 
 def launch(config: PretrainConfig) -> Any:
@@ -92,10 +94,11 @@ def start(
         plugins=[Known(processes)],
     )
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # who was started is our own lines' business
+    logging.getLogger(_FABRICS_LAUNCHER).setLevel(logging.INFO)  # but that one has died is said by it alone
     if several:
         rejoin_after_restart("gloo" if accelerator == "cpu" else "nccl", datetime.timedelta(seconds=timeout))
         if processes.launcher is None:
-            join(processes)
+            os.environ[STARTED_BY] = str(os.getpid())
         atexit.unregister(leave)  # once is enough, however many jobs a program starts
         atexit.register(leave)
     _meet(fabric, processes, timeout)

@@ -1,7 +1,8 @@
 """How many processes work together, which of them this one is, and where they meet.
 
-A launcher (torchrun, srun) says so in variables; otherwise `--devices` and `--nodes` do. Fabric would guess from the
-same variables, and wrongly where SLURM has allotted tasks that nobody started: so it is told.
+A launcher (torchrun, srun) says so in variables; otherwise `--devices` and `--nodes` do, and Fabric starts the others
+of this machine. Left alone, Fabric would guess from the same variables, and wrongly where SLURM has allotted tasks that
+nobody started: so it is told.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from snclr.errors import UserError
 
-PARENT = "SNCLR_PARENT"
-"""The variable by which a process knows that we started it (children.py); its value says who did."""
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 _MORE = {"torchrun": "--nproc-per-node", "srun": "--ntasks-per-node"}
 
@@ -38,7 +37,7 @@ class Processes:
     address: str = "127.0.0.1"
     port: int = 0
     launcher: str | None = None
-    """Who started them; None where we start the others of this machine ourselves."""
+    """Who started them; None where Fabric is to start the others of this machine."""
 
 
 def find_processes(accelerator: str, devices: str, nodes: int) -> Processes:
@@ -120,17 +119,17 @@ def _by_flags(here: int, nodes: int) -> Processes:
             f"{here} processes were asked for in a notebook or an interactive Python, which cannot be started again for"
             " the others; give one, or run the program as a file"
         )
-    by_hand = "LOCAL_RANK" in env and "MASTER_PORT" in env and PARENT not in env
-    if nodes == 1 and not by_hand and PARENT not in env:
+    started = "LOCAL_RANK" in env and "MASTER_PORT" in env  # by Fabric, in the first process; or by hand
+    if nodes == 1 and not started:
         return Processes(here, here, port=_free_port())  # on one machine no variable has a say in where they meet
     if nodes > 1 and (missing := [name for name in _MEETING if not env.get(name)]):
         raise UserError(_how_to_meet(here, nodes, missing))
     machine, local_rank = _number("NODE_RANK", 0, nodes - 1), _number("LOCAL_RANK", 0, here - 1)
     address, port = env.get("MASTER_ADDR", "127.0.0.1"), _number("MASTER_PORT", 1, 65535)
-    launcher = "hand" if by_hand else None
     return Processes(
-        here * nodes, here, nodes, machine * here + local_rank, local_rank, machine, address, port, launcher
-    )
+        here * nodes, here, nodes, machine * here + local_rank, local_rank, machine, address, port,
+        "hand" if started else None,
+    )  # fmt: skip
 
 
 def _how_to_meet(here: int, nodes: int, missing: list[str]) -> str:
@@ -176,7 +175,7 @@ def _free_port() -> int:
 
 
 class Known(ClusterEnvironment):
-    """Tells Fabric what was found; all processes are there, or started by us."""
+    """Tells Fabric what was found."""
 
     def __init__(self, processes: Processes) -> None:
         super().__init__()
@@ -184,8 +183,8 @@ class Known(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Fabric starts none."""
-        return True
+        """Whether all are there already."""
+        return self._processes.launcher is not None
 
     @property
     def main_address(self) -> str:

@@ -13,6 +13,20 @@ _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 requeue on: 143, "stopped by the scheduler, resumable"; 130 is "stopped by a person"."""
 
 
+STARTED_BY = "SNCLR_STARTED_BY"
+"""The variable that tells a process which other one started it for --devices."""
+
+
+def code_of_this_process(code: int) -> int:
+    """The exit code of a command in this process: 0 where Fabric started it and it was stopped in good order.
+
+    The first process says 143 or 130 for all. Fabric answers any code but 0 of the others by killing the first, which
+    may be about to end by itself.
+    """
+    helper = os.environ.get(STARTED_BY) == str(os.getppid())
+    return 0 if helper and code in (130, 143) else code
+
+
 class StopRequest:
     """Within the block the three signals only note that a stop was asked for; the loop looks at `requested` each step.
 
