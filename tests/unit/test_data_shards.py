@@ -317,6 +317,10 @@ def edited(path, change):
         lambda m: m.update(shards=7),
         lambda m: m.update(schema="snclr-shards/99"),
         lambda m: m["shards"][0].update(bytes=10),
+        lambda m: m.update(images=float("inf")),
+        lambda m: m["shards"][0].update(bytes=float("inf")),
+        lambda m: m["shards"][0].update(images=float("nan")),
+        lambda m: m["shards"][0].update(images=True),
     ],
 )
 def test_hostile_manifests_are_refused(tmp_path, change):
