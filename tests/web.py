@@ -30,6 +30,10 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         if site.failures > 0 and not head:
             site.failures -= 1
             return self.send_error(503)
+        if path.suffix == ".tar" and not head and site.allowed is not None:
+            site.allowed -= 1
+            if site.allowed < 0:
+                return self.send_error(503)
         data, start = path.read_bytes(), 0
         if site.ranges and (wanted := self.headers.get("Range")):
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
@@ -57,6 +61,7 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.log, self.redirects = folder, [], {}
         self.ranges, self.head, self.breaks, self.failures = True, True, 0, 0
+        self.allowed = None  # how many more tars can be had
         self._port = 0
         self.up()
         self.url = f"http://127.0.0.1:{self._port}"

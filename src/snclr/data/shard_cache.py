@@ -93,11 +93,12 @@ class ShardCache:
                 _log.info("fetching %s", shard.url)
                 sha256 = shard.version if shard.hashed else None
                 download(shard.url, path, size=shard.size, sha256=sha256, patience=None if wait else 0.0)
+                self._make_room(0, keep=path)  # another may have come in at the same time
         finally:
             lock.release()
         return True
 
-    def _make_room(self, wanted: int) -> None:
+    def _make_room(self, wanted: int, keep: Path | None = None) -> None:
         """Give up the copies that were not wanted for longest, until there is room for one of so many bytes."""
         copies = []
         for path in self.folder.glob("*.tar"):
@@ -110,8 +111,9 @@ class ShardCache:
         for _, size, path in sorted(copies):
             if total <= self.limit:
                 return
-            path.unlink(missing_ok=True)
-            total -= size
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total -= size
 
     def _in_flight(self) -> int:
         """Bytes of what is being fetched; what a killed process left of a fetch is removed."""
