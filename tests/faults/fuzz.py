@@ -6,6 +6,7 @@ mutations of a description are another valid one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,7 +15,7 @@ import random
 import shutil
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,19 @@ def _tar(form: int) -> bytes:
     return buffer.getvalue()
 
 
+@contextlib.contextmanager
+def _cache(place: str) -> Iterator[None]:
+    """The cache folder of the person who runs the tests is left alone."""
+    before = os.environ.get("SNCLR_CACHE")
+    os.environ["SNCLR_CACHE"] = place
+    try:
+        yield
+    finally:
+        os.environ.pop("SNCLR_CACHE")
+        if before is not None:
+            os.environ["SNCLR_CACHE"] = before
+
+
 def _read_all(place: Path) -> None:
     source = open_source(place)
     for index in range(min(len(source), 20)):
@@ -368,38 +382,36 @@ def _tars(work: Path, chance: random.Random) -> None:
             total = sum(block) - sum(block[148:156]) + 8 * 32
             data[header + 148 : header + 156] = b"%06o\0 " % total
     (work / "m.tar").write_bytes(mutate_bytes(bytes(data), chance) if chance.random() < 0.5 else bytes(data))
-    _read_all(work / "m.tar")
+    with _cache("off"):
+        _read_all(work / "m.tar")
 
 
 def _folder_index(work: Path, chance: random.Random) -> None:
     """The kept list of a folder. With a wrong hash it must not be used; with the right one it must do no harm."""
-    top, before = work / "tree", os.environ.get("SNCLR_CACHE")
+    top = work / "tree"
     smallest, folder_index.MIN_FILES = folder_index.MIN_FILES, 0
-    os.environ["SNCLR_CACHE"] = str(work / "cache")
     try:
-        if not top.exists():
-            for name in ("a/1.png", "a/2.png", "b/3.png"):
-                (top / name).parent.mkdir(parents=True, exist_ok=True)
-                (top / name).write_bytes(b"x")
-            for place in (top, top / "a", top / "b"):
-                os.utime(place, ns=(10**9, 10**9))  # long ago: it is trusted
-            list_images(top)
+        with _cache(str(work / "cache")):
+            if not top.exists():
+                for name in ("a/1.png", "a/2.png", "b/3.png"):
+                    (top / name).parent.mkdir(parents=True, exist_ok=True)
+                    (top / name).write_bytes(b"x")
+                for place in (top, top / "a", top / "b"):
+                    os.utime(place, ns=(10**9, 10**9))  # long ago: it is trusted
+                list_images(top)
+                (kept,) = (work / "cache" / "folder-index").iterdir()
+                shutil.copyfile(kept, work / "whole-list")
             (kept,) = (work / "cache" / "folder-index").iterdir()
-            shutil.copyfile(kept, work / "whole-list")
-        (kept,) = (work / "cache" / "folder-index").iterdir()
-        digest, _, content = (work / "whole-list").read_bytes().partition(b"\n")
-        content = _header(content, chance) if chance.random() < 0.5 else mutate_bytes(content, chance)
-        signed = chance.random() < 0.8
-        if signed:
-            digest = hashlib.sha256(content).hexdigest().encode()
-        kept.write_bytes(digest + b"\n" + content)
-        found = list_images(top)
-        assert signed or found == ["a/1.png", "a/2.png", "b/3.png"], found
+            digest, _, content = (work / "whole-list").read_bytes().partition(b"\n")
+            content = _header(content, chance) if chance.random() < 0.5 else mutate_bytes(content, chance)
+            signed = chance.random() < 0.8
+            if signed:
+                digest = hashlib.sha256(content).hexdigest().encode()
+            kept.write_bytes(digest + b"\n" + content)
+            found = list_images(top)
+            assert signed or found == ["a/1.png", "a/2.png", "b/3.png"], found
     finally:
         folder_index.MIN_FILES = smallest
-        os.environ.pop("SNCLR_CACHE")
-        if before is not None:
-            os.environ["SNCLR_CACHE"] = before
 
 
 CASES: dict[str, Callable[[Path, random.Random], None]] = {
