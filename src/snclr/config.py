@@ -29,7 +29,11 @@ def _setting(default: Any, help: str, *, choices: tuple[str, ...] | None = None,
 class PretrainConfig:
     """All that decides what a run computes, and where it runs. `resolve` makes one from a recipe and flags."""
 
-    data: str = _setting("", "images: a folder at any depth, a list file, a built-in set's name, or demo")
+    data: str = _setting(
+        "",
+        "images: a folder at any depth, a list file, shards ({000..146}.tar, here or an https:// or s3:// address), "
+        "hf:OWNER/NAME, a built-in set's name, or demo",
+    )
     out: str = _setting("", "the run folder to write")
     recipe: str = _setting("photos", "named settings to start from; `snclr recipes` lists them")
     method: str = _setting("snclr", "the method; `snclr methods` lists them and their settings", choices=tuple(METHODS))

@@ -1,4 +1,4 @@
-"""Promise 15: ten thousand mutated manifests, headers and settings; documented errors only, none slower than 5 s.
+"""Promise 15: ten thousand mutated manifests, headers, settings, indexes, tars; documented errors only, none over 5 s.
 
 A case is a function that writes something hostile and opens it. Whatever opens without an error is fine too: most
 mutations of a description are another valid one.
@@ -6,17 +6,29 @@ mutations of a description are another valid one.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
+import os
 import random
 import shutil
+import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from PIL import Image
 
+from snclr.data import folder_index
+from snclr.data.decode import BadImage
+from snclr.data.folder_index import list_images
+from snclr.data.packed import PackedNames
+from snclr.data.shard_index import ShardIndex
+from snclr.data.shard_manifest import INDEX, MANIFEST, Manifest, ShardEntry, write_manifest
 from snclr.data.sources import open_source
 from snclr.encoders import EncoderSpec, resolve_encoder
 from snclr.errors import UserError
@@ -281,6 +293,127 @@ def _list(work: Path, chance: random.Random) -> None:
     open_source(work / "list.txt")
 
 
+def _picture() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (6, 5), (200, 100, 50)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _tar(form: int) -> bytes:
+    """A small shard with all that a header can be: a long name, an attribute, a label, a link, a folder."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
+        for name, content in (
+            *(("a.png", _picture()), ("a.cls", b"7"), ("b" * 90 + "/" + "n" * 90 + ".png", _picture())),
+            *(("c.json", b'{"label": "cat"}'), ("c.é.png", _picture()), ("empty.png", b"")),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for name, kind in (("link.png", tarfile.SYMTYPE), ("folder.png", tarfile.DIRTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _cache(place: str) -> Iterator[None]:
+    """The cache folder of the person who runs the tests is left alone."""
+    before = os.environ.get("SNCLR_CACHE")
+    os.environ["SNCLR_CACHE"] = place
+    try:
+        yield
+    finally:
+        os.environ.pop("SNCLR_CACHE")
+        if before is not None:
+            os.environ["SNCLR_CACHE"] = before
+
+
+def _read_all(place: Path) -> None:
+    source = open_source(place)
+    for index in range(min(len(source), 20)):
+        source.key(index)
+        try:
+            source.load(index)
+        except BadImage:
+            continue
+
+
+def _shards(work: Path, chance: random.Random) -> None:
+    """shards.json, and the index beside it with its hash put right."""
+    folder = work / "packed"
+    if not folder.exists():
+        folder.mkdir()
+        data = _tar(tarfile.USTAR_FORMAT)
+        (folder / "0.tar").write_bytes(data)
+        entry = ShardEntry("0.tar", len(data), hashlib.sha256(data).hexdigest(), 2)
+        places = {name: torch.tensor(rows).numpy() for name, rows in (("offset", [512, 1536]), ("size", [80, 1]))}
+        zeros = torch.zeros(2, dtype=torch.int64).numpy()
+        names = PackedNames.of(["a.png", "b.png"])
+        index = ShardIndex(zeros, places["offset"], places["size"], zeros, names, ["cat"])
+        write_manifest(folder, Manifest([entry], index, 0))
+        for name in (MANIFEST, INDEX):
+            shutil.copyfile(folder / name, work / f"whole-{name}")
+    manifest = json.loads((work / f"whole-{MANIFEST}").read_bytes())
+    index_file = (work / f"whole-{INDEX}").read_bytes()
+    if chance.random() < 0.4:
+        index_file = _header(index_file, chance) if chance.random() < 0.6 else mutate_bytes(index_file, chance)
+        manifest["index"]["sha256"] = hashlib.sha256(index_file).hexdigest()
+        text = json.dumps(manifest).encode()
+    else:
+        text = _mutated_json(manifest, chance)
+    (folder / INDEX).write_bytes(index_file)
+    (folder / MANIFEST).write_bytes(text)
+    _read_all(folder)
+
+
+def _tars(work: Path, chance: random.Random) -> None:
+    """A tar with changed bytes, the sums of its headers put right half of the time."""
+    data = bytearray(_tar(chance.choice((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))))
+    for _ in range(chance.randrange(4)):  # a field of a header: name, size, sum, kind, magic, prefix
+        header = 512 * chance.randrange(len(data) // 512)
+        start, length = chance.choice(((0, 100), (124, 12), (148, 8), (156, 1), (257, 8), (345, 155)))
+        size = chance.randrange(1, length + 1)
+        fill = chance.choice((chance.randbytes(size), bytes(size), b"7" * size, b"\x80" + b"\xff" * (size - 1)))
+        data[header + start : header + start + size] = fill
+        if chance.random() < 0.7:
+            block = data[header : header + 512]
+            total = sum(block) - sum(block[148:156]) + 8 * 32
+            data[header + 148 : header + 156] = b"%06o\0 " % total
+    (work / "m.tar").write_bytes(mutate_bytes(bytes(data), chance) if chance.random() < 0.5 else bytes(data))
+    with _cache("off"):
+        _read_all(work / "m.tar")
+
+
+def _folder_index(work: Path, chance: random.Random) -> None:
+    """The kept list of a folder. With a wrong hash it must not be used; with the right one it must do no harm."""
+    top = work / "tree"
+    smallest, folder_index.MIN_FILES = folder_index.MIN_FILES, 0
+    try:
+        with _cache(str(work / "cache")):
+            if not top.exists():
+                for name in ("a/1.png", "a/2.png", "b/3.png"):
+                    (top / name).parent.mkdir(parents=True, exist_ok=True)
+                    (top / name).write_bytes(b"x")
+                for place in (top, top / "a", top / "b"):
+                    os.utime(place, ns=(10**9, 10**9))  # long ago: it is trusted
+                list_images(top)
+                (kept,) = (work / "cache" / "folder-index").iterdir()
+                shutil.copyfile(kept, work / "whole-list")
+            (kept,) = (work / "cache" / "folder-index").iterdir()
+            digest, _, content = (work / "whole-list").read_bytes().partition(b"\n")
+            content = _header(content, chance) if chance.random() < 0.5 else mutate_bytes(content, chance)
+            signed = chance.random() < 0.8
+            if signed:
+                digest = hashlib.sha256(content).hexdigest().encode()
+            kept.write_bytes(digest + b"\n" + content)
+            found = list_images(top)
+            assert signed or found == ["a/1.png", "a/2.png", "b/3.png"], found
+    finally:
+        folder_index.MIN_FILES = smallest
+
+
 CASES: dict[str, Callable[[Path, random.Random], None]] = {
     "manifest": _manifest,
     "settings": _settings,
@@ -291,4 +424,7 @@ CASES: dict[str, Callable[[Path, random.Random], None]] = {
     "torch file": _torch_file,
     "metrics": _metrics,
     "list": _list,
+    "shards": _shards,
+    "folder index": _folder_index,
+    "tar": _tars,
 }

@@ -1,11 +1,16 @@
 """Hugging Face data sets, made here: by index, as a stream copied to shards, and what is refused."""
 
+import os
 import pickle
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 from shard_data import BAD, jpeg, make_folder
 
+from snclr.cli import main
 from snclr.data import hf_stream
 from snclr.data.decode import BadImage
 from snclr.data.huggingface import HuggingFaceSource, Spec, parse_spec
@@ -204,3 +209,49 @@ def test_a_folder_of_images_through_the_library(tmp_path):
     assert source.classes == ["cat", "dog"]
     assert len(source) == 6
     assert source.load(0).shape == (20, 24, 3)
+
+
+def test_a_revision_can_be_pinned(monkeypatch):
+    asked = {}
+
+    def load_dataset(name, config, **options):
+        asked.update(options)
+        return table()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    open_source("hf:owner/name:train?revision=4f2a9c1")
+    assert asked["revision"] == "4f2a9c1"
+
+
+TINY = (
+    "--recipe=demo", "--batch-size=8", "--epochs=3", "--image-size=16", "--queue-length=30", "--neighbors=3",
+    "--hidden=16", "--dim=8", "--optimizer=sgd", "--lr=0.1", "--warmup-epochs=0", "--checkpoint-every=4",
+    "--log-every=1", "--workers=0", "--threads=1", "--accelerator=cpu",
+)  # fmt: skip
+KILLED = """
+import os, signal, sys
+from snclr import cli
+from snclr.train import loop
+step = loop.training_step
+def until_six(t, batch):
+    if batch.step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(t, batch)
+loop.training_step = until_six
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hf", "hf-stream"])
+def test_a_killed_run_goes_on_to_the_same_end(tmp_path, kind):
+    table(count=24).to_parquet(str(tmp_path / "a.parquet"))
+    command = ["pretrain", f"--data={kind}:parquet?data_files={tmp_path}/a.parquet", *TINY]
+    assert main([*command, f"--out={tmp_path / 'whole'}"]) == 0
+    out = tmp_path / "killed"
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([sys.executable, "-c", KILLED, *command, f"--out={out}"], env=environment, timeout=240)
+    assert ended.returncode == -signal.SIGKILL
+    assert not (out / "encoder.safetensors").exists()
+    assert main(["pretrain", "--resume", f"--out={out}"]) == 0
+    assert (out / "encoder.safetensors").read_bytes() == (tmp_path / "whole" / "encoder.safetensors").read_bytes()

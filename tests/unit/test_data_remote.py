@@ -1,94 +1,38 @@
 """Shards behind addresses: web servers good and bad, object stores, the cache and its bounds."""
 
-import http.server
 import os
+import shutil
+import signal
 import threading
+import time
 
 import fsspec
 import pytest
 from shard_data import jpeg, make_folder, make_shards
+from tests.web import serving
 
 from snclr.commands.pack import pack
-from snclr.data import remote
+from snclr.data import patience
+from snclr.data.loader import ViewLoader
 from snclr.data.remote import RemoteState, download, remote_state
 from snclr.data.shard_cache import RemoteShard, ShardCache
+from snclr.data.shards import START
 from snclr.data.sources import open_source
+from snclr.data.views import VIEW_GROUPS
+from snclr.durable import FileLock
 from snclr.errors import UserError
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder; it can do ranges, forbid HEAD, and break connections, as the test says."""
-
-    def do_HEAD(self):
-        self.answer(head=True)
-
-    def do_GET(self):
-        self.answer(head=False)
-
-    def answer(self, head):
-        site = self.server.site
-        site.log.append((self.command, self.path.partition("?")[0], self.headers.get("Range")))
-        if head and not site.head:
-            return self.send_error(405)
-        if self.path in site.redirects:
-            self.send_response(302)
-            self.send_header("Location", site.redirects[self.path])
-            self.end_headers()
-            return None
-        path = site.folder / self.path.partition("?")[0].lstrip("/")
-        if not path.is_file():
-            return self.send_error(404)
-        if site.failures > 0 and not head:
-            site.failures -= 1
-            return self.send_error(503)
-        data, start = path.read_bytes(), 0
-        if site.ranges and (wanted := self.headers.get("Range")):
-            start = int(wanted.removeprefix("bytes=").rstrip("-"))
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(data) - start))
-        self.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
-        self.end_headers()
-        if not head:
-            rest = data[start:]
-            if site.breaks > 0:
-                site.breaks -= 1
-                rest = rest[: len(rest) // 2]
-                self.close_connection = True
-            self.wfile.write(rest)
-        return None
-
-    def log_message(self, *_):
-        pass
-
-
-class Site:
-    def __init__(self, folder):
-        self.folder, self.log, self.redirects = folder, [], {}
-        self.ranges, self.head, self.breaks, self.failures = True, True, 0, 0
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.site = self
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def fetched(self, name):
-        return sum(1 for command, path, _ in self.log if command == "GET" and path.endswith(name))
 
 
 @pytest.fixture
 def site(tmp_path):
-    (tmp_path / "site").mkdir()
-    site = Site(tmp_path / "site")
-    thread = threading.Thread(target=site.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield site
-    site.server.shutdown()
-    thread.join()
-    site.server.server_close()
+    with serving(tmp_path / "site") as site:
+        yield site
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SNCLR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.0)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
@@ -172,13 +116,129 @@ def test_broken_connections_are_taken_up(site, tmp_path, ranges):
 
 def test_a_server_that_stays_broken_is_named(site, tmp_path):
     (site.folder / "x.tar").write_bytes(bytes(10**5))
-    site.failures = 100
-    with pytest.raises(UserError, match=r"x\.tar could not be read in 5 attempts: .*503.*run the same command again"):
-        download(f"{site.url}/x.tar", tmp_path / "x")
+    site.failures = 10**9
+    with pytest.raises(UserError, match=r"x\.tar could not be read for 0.2 seconds .*503.*run the same command again"):
+        download(f"{site.url}/x.tar", tmp_path / "x", patience=0.2)
     with pytest.raises(UserError, match=r"missing\.tar cannot be read: the server answered 404"):
         open_source(f"{site.url}/missing.tar")
     assert list(tmp_path.glob("x*")) == []
-    site.server.server_close()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_server_that_is_down_for_a_while_is_waited_for(site, tmp_path, monkeypatch, capsys, breaks):
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setenv("SNCLR_NETWORK_PATIENCE", "60")
+    (site.folder / "x.tar").write_bytes(os.urandom(10**6))
+    site.breaks = int(breaks)
+    if not breaks:
+        site.down()
+    else:  # half of the file comes, then the server goes away
+        threading.Timer(0.05, site.down).start()
+    timer = threading.Timer(1.0, site.up)
+    timer.start()
+    began = time.monotonic()
+    download(f"{site.url}/x.tar", tmp_path / "x", size=10**6)
+    timer.join()
+    assert breaks or time.monotonic() - began > 0.9
+    assert (tmp_path / "x").read_bytes() == (site.folder / "x.tar").read_bytes()
+    said = capsys.readouterr().err
+    if not breaks:
+        assert said.count("warning: ") == 1
+        assert "x.tar cannot be read (" in said
+        assert "waiting for it, at most 60 seconds (SNCLR_NETWORK_PATIENCE)" in said
+        assert "can be read again" in said
+
+
+def test_patience_ends_and_begins_anew_with_every_byte(site, tmp_path, monkeypatch):
+    (site.folder / "x.tar").write_bytes(os.urandom(10**6))
+    site.breaks = 8  # each attempt brings half of the rest: the patience is for those that bring nothing
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.05)
+    download(f"{site.url}/x.tar", tmp_path / "x", size=10**6, patience=0.1)
+    site.down()
+    monkeypatch.setenv("SNCLR_NETWORK_PATIENCE", "0.5")
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"could not be read for 0\.5 seconds \(SNCLR_NETWORK_PATIENCE\): .*refused"):
+        download(f"{site.url}/x.tar", tmp_path / "y")
+    assert 0.5 <= time.monotonic() - began < 5
+    monkeypatch.setenv("SNCLR_NETWORK_PATIENCE", "long")
+    with pytest.raises(UserError, match="SNCLR_NETWORK_PATIENCE is 'long'; give a number of seconds"):
+        download(f"{site.url}/x.tar", tmp_path / "y")
+
+
+def test_answers_that_will_not_change_are_not_waited_for(site, tmp_path):
+    site.redirects["/r.tar"] = "ftp://127.0.0.1/x"
+    began = time.monotonic()
+    for place in ("missing.tar", "r.tar"):
+        with pytest.raises(UserError, match="cannot be read: "):
+            download(f"{site.url}/{place}", tmp_path / "x", patience=1000)
+    with pytest.raises(UserError, match="cannot be read: "):
+        download("http://127.0.0.1:port/x.tar", tmp_path / "x", patience=1000)
+    with pytest.raises(UserError, match="is not accepted"):
+        download("pipe:cat x", tmp_path / "x", patience=1000)
+    assert time.monotonic() - began < 10
+    assert site.fetched("missing.tar") == 1
+
+
+def test_a_full_disk_is_no_absent_network(site, tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    (site.folder / "x.tar").write_bytes(bytes(10**6))
+    real = open
+
+    def full(path, *rest):
+        return real("/dev/full" if str(path).endswith("x.partial") and rest[0] in ("wb", "ab") else path, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("snclr.data.remote.open", full, raising=False)
+        with pytest.raises(UserError, match="no space to write"):
+            download(f"{site.url}/x.tar", tmp_path / "x", patience=1000)
+
+
+def test_one_refusal_ends_the_waits_of_all(site, monkeypatch):
+    """The states of many shards are asked for in threads: none may go on waiting behind an error or Ctrl-C."""
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 100.0)
+
+    def ask(number):
+        if number == 3:
+            time.sleep(0.2)
+            raise UserError("no such shard")
+        patience.keep_trying("x", lambda: (_ for _ in ()).throw(patience.Away("refused")))
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match="no such shard"):
+        patience.map_in_threads(ask, range(3, -1, -1))
+    assert time.monotonic() - began < 20
+    assert patience.map_in_threads(lambda number: number, range(3)) == [0, 1, 2]
+
+
+def test_a_stop_ends_a_wait_at_once():
+    """As in a run: a handler that only notes the signal. It is called, and the wait is left."""
+    noted = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: noted.append(number))
+    try:
+        noting = signal.getsignal(signal.SIGUSR1)
+
+        def items():
+            yield 1
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            time.sleep(100)
+            yield 2
+
+        stoppable = patience.until_stopped(items())
+        assert next(stoppable) == 1
+        with pytest.raises(patience.Stopped):
+            next(stoppable)
+        assert noted == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGUSR1) is noting
+        # One that came between two items ends the next wait before it begins.
+        stoppable = patience.until_stopped(iter([1, 2]))
+        assert next(stoppable) == 1
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(patience.Stopped):
+            next(stoppable)
+        assert list(patience.until_stopped(iter([1, 2]))) == [1, 2]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_no_redirection_leaves_the_web(site, tmp_path):
@@ -216,14 +276,83 @@ def test_the_oldest_copies_are_given_up(site, tmp_path):
         (site.folder / f"{number}.tar").write_bytes(bytes([number]) * 1000)
         shards.append(RemoteShard(f"{site.url}/{number}.tar", 1000, "v", hashed=False))
     for number in (0, 1):
-        os.close(cache.open_file(shards[number]))
+        assert cache.read(shards[number], 2, 0) == bytes([number]) * 2
         os.utime(cache.place(shards[number]), ns=(number, number))
-    fd = cache.open_file(shards[0])  # wanted again: now 1 is the oldest
-    os.close(cache.open_file(shards[2]))
+    cache.read(shards[0], 2, 0)  # wanted again: now 1 is the oldest
+    cache.read(shards[2], 2, 0)
     assert [cache.place(shard).exists() for shard in shards] == [True, False, True, False]
     cache.place(shards[0]).unlink()
-    assert os.pread(fd, 5, 0) == bytes(5)  # an open copy can be read on
-    os.close(fd)
+    assert cache.read(shards[0], 5, 998) == bytes(2)  # fetched again; it ends there
+
+
+def held_and_deleted():
+    """Bytes on the disk that belong to no name any more and are held by our descriptors."""
+    total = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            status = os.fstat(int(number))
+            if status.st_nlink == 0 and os.readlink(f"/proc/self/fd/{number}").split(" ")[0].endswith(".tar"):
+                total += status.st_size
+        except OSError:
+            continue
+    return total
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc here")
+def test_the_limit_holds_for_the_disk_and_not_for_the_names_alone(site, monkeypatch, caplog):
+    make_shards(site.folder / "s", shards=40)
+    size = (site.folder / "s" / "00.tar").stat().st_size
+    monkeypatch.setenv("SNCLR_CACHE_SIZE", str(4 * size))
+    source = open_source(f"{site.url}/s/{{00..39}}.tar")
+    assert "shards will be fetched again and again" in caplog.text
+    most = 0
+    for index in range(len(source)):
+        source.read(index)
+        on_disk = sum(path.stat().st_blocks * 512 for path in source._cache.folder.glob("*.tar*") if path.exists())
+        most = max(most, held_and_deleted() + on_disk)
+    settle(source)
+    assert held_and_deleted() == 0
+    assert sum(path.stat().st_size for path in source._cache.folder.glob("*.tar*")) <= 4 * size
+    # One more may come in by the thread that fetches ahead, between its look at the folder and the other's.
+    assert most <= 6 * -(-size // 4096) * 4096
+
+
+def test_what_a_killed_fetch_left_is_removed_and_a_living_one_counts(site, tmp_path):
+    cache = ShardCache(tmp_path / "c", limit=2500)
+    (site.folder / "x.tar").write_bytes(bytes(1000))
+    shard = RemoteShard(f"{site.url}/x.tar", 1000, "v", hashed=False)
+    cache.folder.mkdir()
+    (cache.folder / "dead.tar.partial").write_bytes(bytes(2000))
+    (cache.folder / "alive.tar.partial").write_bytes(bytes(1000))
+    (cache.folder / "old.tar").write_bytes(bytes(1000))
+    lock = FileLock(cache.folder / "alive.lock")
+    assert lock.acquire()
+    cache.fetch(shard)
+    lock.release()
+    assert sorted(path.name for path in cache.folder.glob("*.tar*")) == sorted(
+        ["alive.tar.partial", cache.place(shard).name]
+    )
+
+
+def test_the_cache_may_be_deleted_while_it_is_used(site):
+    make_shards(site.folder / "s", shards=2)
+    source = open_source(f"{site.url}/s/{{00..01}}.tar")
+    first = all_bytes(source)
+    shutil.rmtree(source._cache.folder)
+    assert all_bytes(source) == first
+
+
+def test_an_epoch_starts_with_few_shards(site, tmp_path):
+    """The first batch must not wait for the whole window; what it needs is fetched, and two more ahead."""
+    make_folder(tmp_path / "f", count=240)
+    pack(tmp_path / "f", shards=site.folder / "s", images_per_shard=12, quiet=True)
+    source = open_source(f"{site.url}/s/")
+    loader = ViewLoader(source, views=VIEW_GROUPS["byol"], image_size=16, batch_size=2, seed=3)
+    next(loader.batches(0, 1))
+    settle(source)
+    assert site.fetched(".tar") <= START + 2
+    needed = {int(source._index.shard[i]) for i in source.epoch_order(3, 0)[:2]}
+    assert needed <= set(source._sequence[:START].tolist())
 
 
 def test_what_follows_is_fetched_ahead(site):

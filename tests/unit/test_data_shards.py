@@ -214,11 +214,11 @@ def test_worker_processes_read_the_same(tmp_path):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 30), st.integers(0, 5))
-def test_the_window_is_kept_and_every_image_comes_once(shards, window, images, epoch):
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 30), st.integers(0, 5), st.integers(1, 6))
+def test_the_window_is_kept_and_every_image_comes_once(shards, window, images, epoch, start):
     shard = np.repeat(np.arange(shards), images)
-    order, sequence = windowed_order(shard, shards, 7, epoch, window)
-    again, _ = windowed_order(shard, shards, 7, epoch, window)
+    order, sequence = windowed_order(shard, shards, 7, epoch, window, start)
+    again, _ = windowed_order(shard, shards, 7, epoch, window, start)
     assert np.array_equal(order, again)
     assert sorted(order.tolist()) == list(range(len(shard)))
     assert sorted(sequence.tolist()) == list(range(shards))
@@ -234,6 +234,10 @@ def test_the_window_mixes_from_the_first_to_the_last_batch():
         assert len(set(shard[rows])) >= 12
     other, _ = windowed_order(shard, 64, 0, 1, 16)
     assert not np.array_equal(order, other)
+    order, _ = windowed_order(shard, 64, 0, 0, 16, 4)
+    assert len(set(shard[order[:25]])) == 4
+    for rows in (order[1000:1200], order[3000:3200], order[-200:]):
+        assert len(set(shard[rows])) >= 12
 
 
 def test_subsets_keep_the_order_of_their_source(tmp_path, monkeypatch):
@@ -313,6 +317,10 @@ def edited(path, change):
         lambda m: m.update(shards=7),
         lambda m: m.update(schema="snclr-shards/99"),
         lambda m: m["shards"][0].update(bytes=10),
+        lambda m: m.update(images=float("inf")),
+        lambda m: m["shards"][0].update(bytes=float("inf")),
+        lambda m: m["shards"][0].update(images=float("nan")),
+        lambda m: m["shards"][0].update(images=True),
     ],
 )
 def test_hostile_manifests_are_refused(tmp_path, change):

@@ -82,6 +82,15 @@ def test_what_is_no_tar_is_explained(data, said):
         members(data)
 
 
+def test_a_size_that_no_file_has_is_refused():
+    """Beyond 64 bits, and between what a disk and what an index can hold."""
+    data = make([("a.jpg", b"x")])
+    for size in (2**62, 2**63, 2**80):
+        claimed = b"\x80" + size.to_bytes(11, "big")
+        with pytest.raises(DamagedTar, match=f"claims a file of {size} bytes at byte 0"):
+            members(repaired(data[:124] + claimed + data[136:]))
+
+
 BASE = make([("a" * 150 + ".jpg", bytes(700)), ("b.cls", b"1"), ("ü" * 120 + ".png", b"x")], tarfile.PAX_FORMAT)
 
 

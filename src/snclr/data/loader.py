@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from snclr.data.decode import BadImage, Picture
 from snclr.data.order import REPLACEMENT, Ids, batch_ids, steps_per_epoch, uniforms
+from snclr.data.patience import Stopped, until_stopped
 from snclr.data.sources import ArraySource, Source, order_of
 from snclr.data.threads import threads_for
 from snclr.data.views import ViewSettings, colour_views, crop_view, crop_views
@@ -119,19 +120,29 @@ class ViewLoader:
         self._shared = 0  # how many of `skipped` the other processes know of
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the batches of steps start, start + 1, … stop - 1. Workers live as long as this iterator."""
+        """Yield the batches of steps start, start + 1, … stop - 1. Workers live as long as this iterator.
+
+        Where the images are behind a network, a stop (a signal that is noted, as in a run) ends the wait for a batch:
+        in its place comes None, and then no more.
+        """
         # The epoch before counts as seen, so that restored bad images are not a share of the first few after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
             self._seen[self._stage1.batch_ids(step)] = True
         if self._workers and isinstance(self._stage1.source, ArraySource):  # none of its images can be bad
             yield from in_thread(_BothStages(self._stage1, self._finish), start, stop)
             return
-        for crops in self._crops(start, stop):
-            self._note_bad(crops)
-            hopeless = len(crops.ids) == 0
-            if hopeless or (crops.bad and self._stage1.world_size == 1):  # several processes judge together: `share`
-                self._judge(hopeless=hopeless)
-            yield self._finish(crops)
+        stopped = False
+        try:
+            for crops in self._crops(start, stop):
+                self._note_bad(crops)
+                hopeless = len(crops.ids) == 0
+                if hopeless or (crops.bad and self._stage1.world_size == 1):  # several judge together: `share`
+                    self._judge(hopeless=hopeless)
+                yield self._finish(crops)
+        except Stopped:
+            stopped = True
+        if stopped:  # behind the block: what the error holds on to is gone, and with it the workers
+            yield None  # type: ignore[misc]  # for a loop that looks at the stop before it looks at the batch
 
     def restore_skipped(self, skips: Iterable[Skip]) -> None:
         """Put back the `skipped` of the run that is resumed: each image stays listed once."""
@@ -158,9 +169,12 @@ class ViewLoader:
         self._judge()
 
     def _crops(self, start: int, stop: int) -> Iterator[Crops]:
+        crops: Iterator[Crops]
         if self._workers == 0:
-            return map(self._stage1.__getitem__, range(start, stop))
-        return in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
+            crops = map(self._stage1.__getitem__, range(start, stop))
+        else:
+            crops = in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
+        return until_stopped(crops) if getattr(self._stage1.source, "remote", False) else crops
 
     def _finish(self, crops: Crops) -> Batch:
         """Stage 2: colours, on the device."""

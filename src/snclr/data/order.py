@@ -35,12 +35,15 @@ def epoch_order(length: int, seed: int, epoch: int) -> Ids:
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
 
-def windowed_order(shard: Ids, shards: int, seed: int, epoch: int, window: int) -> tuple[Ids, Ids]:
+def windowed_order(
+    shard: Ids, shards: int, seed: int, epoch: int, window: int, start: int | None = None
+) -> tuple[Ids, Ids]:
     """Return an epoch's order of images that lie in shards (n,), and the order of the shards (shards,).
 
     The shards are shuffled; the images come mixed from `window` of them at a time: shard p of the sequence is spread
-    evenly over the moments p - window + 1 … p + 1, cut to 0 … shards - window + 1, so at any moment `window` shards are
-    read from. With no more shards than the window it is `epoch_order`.
+    evenly over the moments p - window + 1 … p + 1, cut to start - window … shards - window + 1. So an epoch begins with
+    `start` shards (default: all of the window), and each moment adds one until `window` are read from, to the end.
+    With no more shards than the window it is `epoch_order`.
 
     >>> order, sequence = windowed_order(np.repeat(np.arange(6), 2), 6, seed=0, epoch=0, window=2)
     >>> sorted(order.tolist()) == list(range(12)), set(order[:2] // 2) <= set(sequence[:2])
@@ -52,7 +55,7 @@ def windowed_order(shard: Ids, shards: int, seed: int, epoch: int, window: int) 
     sequence = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
     place = np.empty(shards, dtype=np.int64)
     place[sequence] = np.arange(shards)
-    first = np.maximum(place - window + 1, 0)[shard]
+    first = np.maximum(place - window + 1, min(start or window, window) - window)[shard]
     last = np.minimum(place + 1, shards - window + 1)[shard]
     moment = first + (last - first) * uniforms(seed, epoch, np.arange(len(shard)), ORDER, 1)[:, 0]
     return np.argsort(moment, kind="stable").astype(np.int64, copy=False), sequence

@@ -11,7 +11,8 @@ import hashlib
 import http.client
 import importlib
 import os
-import time
+import re
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from snclr.data.patience import Away, Passing, keep_trying
 from snclr.durable import explain_full_disk
 from snclr.errors import UserError
 
@@ -28,12 +30,12 @@ SCHEMES: dict[str, str | None] = {
     "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "oss": "ossfs", "hf": "huggingface_hub",
 }  # fmt: skip
-ATTEMPTS = 5
-PAUSE_SECONDS = 1.0  # before the second attempt; twice as long before each further one
-_TIMEOUT_SECONDS = 60.0
+_TIMEOUT_SECONDS = 30.0
 _CHUNK = 2**20
 _SMALL = 2**30  # a manifest or an index
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+# Each store's package has errors of its own; by these words in their names a network that is away is known.
+_AWAY = re.compile(r"connect|timeout|transport|unavailable|incomplete|slowdown|throttl", re.IGNORECASE)
 
 
 class RemoteState(NamedTuple):
@@ -41,10 +43,6 @@ class RemoteState(NamedTuple):
 
     size: int | None
     version: str
-
-
-class _Passing(Exception):
-    """A fault that may be gone at the next attempt."""
 
 
 def is_address(text: str) -> bool:
@@ -76,9 +74,9 @@ def sibling(url: str, name: str) -> str:
 def remote_state(url: str) -> RemoteState:
     """Ask for a file's size and version without reading it."""
     if check_address(url) in ("http", "https"):
-        return _attempts(url, lambda: _http_state(url))
+        return keep_trying(url, lambda: _http_state(url))
     filesystem, path = _filesystem(url)
-    info: dict[str, Any] = _attempts(url, lambda: _fsspec_call(filesystem.info, path))
+    info: dict[str, Any] = keep_trying(url, lambda: _fsspec_call(filesystem.info, path))
     names = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created", "last_commit")
     version = next((str(info[name]) for name in names if info.get(name)), "")
     return RemoteState(info.get("size"), version)
@@ -90,7 +88,7 @@ def list_remote(pattern: str) -> list[str]:
     if scheme in ("http", "https"):
         raise UserError(f"{pattern!r}: a web server cannot be asked for its files; write them as {{000..146}}")
     filesystem, path = _filesystem(pattern)
-    found: list[str] = _attempts(pattern, lambda: _fsspec_call(filesystem.glob, path))
+    found: list[str] = keep_trying(pattern, lambda: _fsspec_call(filesystem.glob, path))
     return sorted(str(filesystem.unstrip_protocol(name)) for name in found)
 
 
@@ -106,52 +104,52 @@ def read_remote(url: str) -> bytes:
 
 
 def download(
-    url: str, path: Path, *, size: int | None = None, sha256: str | None = None, limit: int | None = None
+    url: str,
+    path: Path,
+    *,
+    size: int | None = None,
+    sha256: str | None = None,
+    limit: int | None = None,
+    patience: float | None = None,
 ) -> None:
     """Fetch a file to `path`: complete, with the right size and hash where they are known, or not there at all.
 
-    A broken connection is taken up where it broke, where the server can; else from the start, a few times.
+    A broken connection is taken up where it broke, where the server can; else from the start. `patience` is for how
+    many seconds nothing may come.
     """
     scheme = check_address(url)
     partial = path.with_name(path.name + ".partial")
+    most = 0
 
     def once() -> None:
-        transfer = _http_transfer(url, partial) if scheme in ("http", "https") else _fsspec_transfer(url, partial)
-        for received in transfer:
-            if limit is not None and received > limit:
-                raise UserError(f"{url} is larger than {limit:,} bytes, which is no manifest or index")
+        nonlocal most
+        received = 0
+        try:
+            transfer = _http_transfer(url, partial) if scheme in ("http", "https") else _fsspec_transfer(url, partial)
+            for received in transfer:
+                if limit is not None and received > limit:
+                    raise UserError(f"{url} is larger than {limit:,} bytes, which is no manifest or index")
+        except Away as error:
+            error.progressed = received > most
+            raise
+        finally:
+            most = max(most, received)
         found = partial.stat().st_size
         if size is not None and found != size:
-            raise _Passing(f"{found:,} bytes came, {size:,} were expected")
+            raise Passing(f"{found:,} bytes came, {size:,} were expected")
         if sha256 is not None and _sha256(partial) != sha256:
             partial.unlink()  # nothing of it can be trusted
-            raise _Passing("its sha256 is not that of the manifest; the shard was changed or damaged on the way")
+            raise Passing("its sha256 is not that of the manifest; the shard was changed or damaged on the way")
 
     partial.unlink(missing_ok=True)
     try:
         with explain_full_disk(path, size or 0):
-            _attempts(url, once)
+            keep_trying(url, once, patience=patience)
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _attempts(url: str, action: Any) -> Any:
-    """Call until it works; a fault that passes is tried again, and the last one is told with the address."""
-    reason = ""
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
-        try:
-            return action()
-        except _Passing as error:
-            reason = str(error)
-    raise UserError(
-        f"{url} could not be read in {ATTEMPTS} attempts: {reason}. Check the connection and the address, and run the "
-        "same command again; what was fetched before is kept."
-    )
 
 
 # http
@@ -172,16 +170,30 @@ def _opener() -> urllib.request.OpenerDirector:
 @contextlib.contextmanager
 def _http(url: str, method: str = "GET", **headers: str) -> Iterator[Any]:
     request = urllib.request.Request(url, method=method, headers={"User-Agent": "snclr", **headers})
+    with _explained(url):
+        response = _opener().open(request, timeout=_TIMEOUT_SECONDS)
+    with response:
+        yield response
+
+
+@contextlib.contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Faults of the connection, as what passes or what stays. For the network alone: a full disk is another matter."""
     try:
-        with _opener().open(request, timeout=_TIMEOUT_SECONDS) as response:
-            yield response
+        yield
     except urllib.error.HTTPError as error:
         error.close()
+        said = f"the server answered {error.code} {error.reason}"
         if error.code in _TRY_AGAIN:
-            raise _Passing(f"the server answered {error.code} {error.reason}") from error
-        raise UserError(f"{url} cannot be read: the server answered {error.code} {error.reason}") from error
+            raise Away(said) from error
+        raise UserError(f"{url} cannot be read: {said}") from error
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise _Passing(str(getattr(error, "reason", "") or error or type(error).__name__)) from error
+        cause = getattr(error, "reason", "") or error
+        said = str(cause) or type(cause).__name__
+        # A certificate, an address that is none, or a redirection out of the web: asked again they are the same.
+        if isinstance(cause, (str, ssl.SSLCertVerificationError)) or isinstance(error, http.client.InvalidURL):
+            raise UserError(f"{url} cannot be read: {said}") from error
+        raise Away(said) from error
 
 
 def _http_state(url: str) -> RemoteState:
@@ -209,12 +221,18 @@ def _http_transfer(url: str, partial: Path) -> Iterator[int]:
         start = have if resumed else 0
         received = start
         with open(partial, "ab" if resumed else "wb") as file:
-            while chunk := response.read(_CHUNK):
+            while chunk := _read_http(response, url):
                 file.write(chunk)
                 received += len(chunk)
                 yield received
         if length.isdigit() and received != start + int(length):
-            raise _Passing(f"the connection broke after {received:,} of {start + int(length):,} bytes")
+            raise Away(f"the connection broke after {received:,} of {start + int(length):,} bytes")
+
+
+def _read_http(response: Any, url: str) -> bytes:
+    with _explained(url):
+        data: bytes = response.read(_CHUNK)
+        return data
 
 
 # Object stores
@@ -238,7 +256,8 @@ def _fsspec_call(action: Any, *arguments: Any) -> Any:
     except PermissionError as error:
         raise UserError(f"the store refuses {arguments[0]}: {error}; check the credentials and the name") from error
     except Exception as error:  # each store has errors of its own
-        raise _Passing(f"{type(error).__name__}: {error}") from error
+        away = isinstance(error, OSError) or _AWAY.search(type(error).__name__)
+        raise (Away if away else Passing)(f"{type(error).__name__}: {error}") from error
 
 
 def _fsspec_transfer(url: str, partial: Path) -> Iterator[int]:

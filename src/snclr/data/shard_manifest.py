@@ -76,7 +76,7 @@ def read_manifest(place: Path | str) -> Manifest:
         shards = [_entry(entry) for entry in parsed["shards"]]
         name, digest = str(parsed["index"]["name"]), str(parsed["index"]["sha256"])
         _check_name(name)
-        images, seed = int(parsed["images"]), parsed["seed"]
+        images, seed = _count(parsed["images"]), parsed["seed"]
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -106,11 +106,18 @@ def _read(place: Path | str) -> bytes:
 
 
 def _entry(entry: Any) -> ShardEntry:
-    found = ShardEntry(str(entry["name"]), int(entry["bytes"]), str(entry["sha256"]), int(entry["images"]))
+    found = ShardEntry(str(entry["name"]), _count(entry["bytes"]), str(entry["sha256"]), _count(entry["images"]))
     _check_name(found.name)
-    if not _SHA256.fullmatch(found.sha256) or found.bytes < 0 or found.images < 0:
-        raise ValueError(f"wrong size or hash of {found.name}")
+    if not _SHA256.fullmatch(found.sha256):
+        raise ValueError(f"wrong hash of {found.name}")
     return found
+
+
+def _count(value: Any) -> int:
+    """A whole number: JSON also knows 1e999 and Infinity."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{str(value)[:50]!r} is no number of images or bytes")
+    return value
 
 
 def _check_name(name: str) -> None:

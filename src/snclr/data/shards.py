@@ -9,10 +9,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
+import logging
 import os
 import threading
 import urllib.parse
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from snclr.data.decode import BadImage, Picture, decode_stream
 from snclr.data.order import Ids, windowed_order
+from snclr.data.patience import map_in_threads
 from snclr.data.remote import check_address, is_address, list_remote, remote_state, sibling
 from snclr.data.shard_cache import RemoteShard, ShardCache
 from snclr.data.shard_index import ShardIndex, cached_index, index_copy, index_shard, merge
@@ -34,8 +36,12 @@ from snclr.progress import Progress
 
 WINDOW = 16
 """From how many remote shards at a time the images of an epoch are mixed."""
+START = 4
+"""From how many at its beginning: so many are fetched before the first step, or a few more for a large batch."""
 
-_OPEN_FILES = 128
+_log = logging.getLogger(__name__)
+_OPEN_FILES = 128  # of shards on this disk
+_KNOWN = 128  # remote shards whose followers were fetched
 _AHEAD = 2  # remote shards that are fetched before they are needed
 _MAX_IMAGE_BYTES = 2**28
 
@@ -79,11 +85,12 @@ class ShardSource:
     def _open_nothing(self) -> None:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, int] = OrderedDict()
+        self._met: deque[int] = deque(maxlen=_KNOWN)
         self._fetcher: threading.Thread | None = None
         self._orders: OrderedDict[tuple[int, int], Ids] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_lock", "_files", "_fetcher", "_orders")
+        own = ("_lock", "_files", "_met", "_fetcher", "_orders")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -107,8 +114,7 @@ class ShardSource:
         if size > _MAX_IMAGE_BYTES:
             raise BadImage(f"has {size:,} bytes, more than {_MAX_IMAGE_BYTES:,}")
         try:
-            with self._lock:  # so that no other thread closes the file in between
-                data = os.pread(self._file(int(self._index.shard[index])), size, offset)
+            data = self._read(int(self._index.shard[index]), size, offset)
         except OSError as error:
             raise BadImage(f"cannot be read: {error.strerror or error}") from error
         if len(data) < size:
@@ -128,27 +134,35 @@ class ShardSource:
         """The order of one epoch (n,): of the whole set at once here, through a window of shards where it is remote."""
         if (seed, epoch) not in self._orders:
             window = WINDOW if self.remote else len(self._shards)
-            order, sequence = windowed_order(self._index.shard, len(self._shards), seed, epoch, window)
+            order, sequence = windowed_order(self._index.shard, len(self._shards), seed, epoch, window, START)
             order.setflags(write=False)
             self._orders[seed, epoch] = order
             self._sequence = sequence  # what is fetched ahead
+            self._met.clear()
             if len(self._orders) > 2:
                 self._orders.popitem(last=False)
         return self._orders[seed, epoch]
+
+    def _read(self, shard: int, size: int, offset: int) -> bytes:
+        where = self._shards[shard]
+        if where.remote is None:
+            with self._lock:  # so that no other thread closes the file in between
+                return os.pread(self._file(shard), size, offset)
+        assert self._cache is not None
+        data = self._cache.read(where.remote, size, offset)
+        with self._lock:
+            if shard not in self._met:
+                self._met.append(shard)
+                self._fetch_ahead(shard)
+        return data
 
     def _file(self, shard: int) -> int:
         if shard in self._files:
             self._files.move_to_end(shard)
             return self._files[shard]
-        where = self._shards[shard]
-        if where.remote is None:
-            assert where.path is not None
-            fd = os.open(where.path, os.O_RDONLY)
-        else:
-            assert self._cache is not None
-            fd = self._cache.open_file(where.remote)
-            self._fetch_ahead(shard)
-        self._files[shard] = fd
+        path = self._shards[shard].path
+        assert path is not None
+        fd = self._files[shard] = os.open(path, os.O_RDONLY)
         if len(self._files) > _OPEN_FILES:
             os.close(self._files.popitem(last=False)[1])
         return fd
@@ -221,8 +235,7 @@ def _from_addresses(pattern: str, name: str) -> ShardSource:
                 "in /, the folder it is in"
             )
     cache = ShardCache.open(name)
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        states = list(pool.map(remote_state, urls))
+    states = map_in_threads(remote_state, urls)
     shards, indexes = [], []
     with Progress(f"indexing {name}", len(urls), unit="shards") as progress:
         for url, state in zip(urls, states, strict=True):
@@ -231,6 +244,7 @@ def _from_addresses(pattern: str, name: str) -> ShardSource:
             shards.append(Shard(_last_part(url), remote=remote))
             progress.update(1)
     index = merge(indexes)
+    _check_room(cache, shards, name)
     return ShardSource(name, shards, index, digest=_digest(index, *_order_kind(shards)), cache=cache)
 
 
@@ -254,6 +268,7 @@ def _from_manifest(place: Path | str, name: str) -> ShardSource:
         Shard(entry.name, remote=RemoteShard(sibling(place, entry.name), entry.bytes, entry.sha256, hashed=True))
         for entry in manifest.shards
     ]
+    _check_room(cache, shards, name)
     return ShardSource(
         name, shards, manifest.index, digest=manifest.digest(*_order_kind(shards)), cache=cache, own_names=True
     )
@@ -261,7 +276,19 @@ def _from_manifest(place: Path | str, name: str) -> ShardSource:
 
 def _order_kind(shards: list[Shard]) -> list[str]:
     """A run cannot go on from shards here to the same ones elsewhere where the order would be another."""
-    return [f"window {WINDOW}"] if len(shards) > WINDOW else []
+    return [f"window {WINDOW} from {START}"] if len(shards) > WINDOW else []
+
+
+def _check_room(cache: ShardCache, shards: list[Shard], name: str) -> None:
+    """Say so where the cache cannot hold what is read at once: every shard would be fetched over and over."""
+    sizes = sorted((shard.remote.size or 0 for shard in shards if shard.remote is not None), reverse=True)
+    needed = sum(sizes[: WINDOW + 1 + _AHEAD])
+    if needed > cache.limit:
+        _log.warning(
+            "%s: its images are mixed from %d shards at a time, up to %s bytes with those fetched ahead, and the cache "
+            "keeps %s (SNCLR_CACHE_SIZE): shards will be fetched again and again; allow it more, or use smaller shards",
+            name, min(len(sizes), WINDOW), f"{needed:,}", f"{cache.limit:,}",
+        )  # fmt: skip
 
 
 def _check_sizes(manifest: Manifest, shards: list[Shard], name: str) -> None:

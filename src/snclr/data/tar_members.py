@@ -17,6 +17,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 _EMPTY = (b"1", b"2", b"3", b"4", b"5", b"6")
 _MAX_NAME = 2**16
 _MAX_PAX = 2**20
+_MAX_SIZE = 2**62
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 ReadAt = Callable[[int, int], bytes]
@@ -64,6 +65,8 @@ def read_members(read_at: ReadAt, size: int) -> Iterator[Member]:
         else:
             if "size" in extended:
                 length = _decimal(extended["size"], position)
+            if length >= _MAX_SIZE:
+                raise DamagedTar(f"claims a file of {length} bytes at byte {position}")
             if kind in _REGULAR and not any(key.startswith("GNU.sparse") for key in extended):
                 name = extended.get("path") or long_name or _name(header)
                 if not name.endswith(b"/"):  # the old way to mark a folder

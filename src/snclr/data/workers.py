@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import multiprocessing
+import os
 import pickle
 import signal
+import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from snclr.data.patience import STOPS
 from snclr.errors import UserError
 
 Item = TypeVar("Item")
 
 _AHEAD = 2  # items that are ready, or nearly, when one is asked for (for each worker)
-# What asks a run to stop; Windows has no SIGUSR1.
-_STOPS = {signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])}
+_GRACE_SECONDS = 1.0  # for a worker to end by itself when it is not needed any more
 
 
 def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
@@ -58,6 +64,7 @@ def in_processes(items: Dataset[Item], start: int, stop: int, *, workers: int, p
 
 
 def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin: bool) -> Generator[Item, None, None]:
+    leash, our_end = multiprocessing.Pipe(duplex=False)
     with _signals_blocked(), warnings.catch_warnings():
         # The number of workers is the caller's choice, also above the number of processors.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -70,17 +77,19 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
             # fork would copy the locks that other threads hold (it hangs, and Python warns of it); a fork server dies
             # of a SIGTERM to the process group. A spawned worker costs one import of torch, once a run.
             multiprocessing_context="spawn",
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=functools.partial(_start_worker, leash),
             pin_memory=pin,
             generator=torch.Generator(),  # its own: the program's random state must not depend on the workers
         )
         iterator = iter(loader)
+    leash.close()
     try:
         for item in iterator:
             if isinstance(item, _Refusal):
                 raise UserError(item.message)
             yield item
     finally:
+        our_end.close()
         del iterator  # ends the workers
 
 
@@ -112,10 +121,22 @@ class _Refusal:
     message: str
 
 
-def _ignore_signals(_: int) -> None:
-    """Make a worker leave the signals of a stop to the parent, which decides; the end of the parent still ends it."""
-    for number in _STOPS:
+def _start_worker(leash: Connection, _: int) -> None:
+    """Make a worker leave the signals of a stop to the parent, which decides, and end with the parent's interest."""
+    for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(leash,), daemon=True, name="snclr-leash").start()
+
+
+def _end_with(leash: Connection) -> None:
+    """End a worker whose parent has let go or has died, also in the middle of an item: it may wait for a network.
+
+    torch's own messages are seen between two items only. What a worker writes to the cache is whole or not there.
+    """
+    with contextlib.suppress(OSError):
+        leash.poll(None)  # nothing is ever sent: what can be read is the end
+    time.sleep(_GRACE_SECONDS)
+    os._exit(0)
 
 
 @contextlib.contextmanager
@@ -125,7 +146,7 @@ def _signals_blocked() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # starting it later would lift the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:
