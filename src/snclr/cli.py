@@ -37,7 +37,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        silent = action.default in (None, False, argparse.SUPPRESS) or "(default" in text
+        nothing = action.default is None or action.default is False or action.default == argparse.SUPPRESS
+        silent = nothing or "(default" in text  # a default of 0 is shown
         return text if silent else f"{text} (default: %(default)s)"
 
 

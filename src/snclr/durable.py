@@ -68,8 +68,35 @@ def explain_full_disk(path: Path, bytes_needed: int) -> Iterator[None]:
         raise UserError(
             f"no space to write {path} ({error.strerror}): {bytes_needed:,} bytes needed,"
             f" {shutil.disk_usage(place).free:,} free on that disk."
-            " What was saved earlier is intact; free some space and run again with --resume."
+            " What was saved earlier is intact; free some space and give the same command again"
+            " (snclr pretrain: with --resume)."
         ) from error
+
+
+@contextlib.contextmanager
+def explain_unwritable(path: Path, advice: str) -> Iterator[None]:
+    """Turn any error of the disk inside the block into a UserError with the path, the reason and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror or error}); {advice}") from error
+
+
+def check_writable(path: Path, advice: str) -> None:
+    """UserError where no file can be written at `path`: asked before hours of computing, not after.
+
+    It is tried, since permissions do not tell of a read-only disk; nothing is left behind.
+    """
+    path = path.absolute()
+    missing = [folder for folder in path.parents if not folder.exists()]
+    with explain_unwritable(path, advice):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = partial_path(path)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    with contextlib.suppress(OSError):  # another process may already write there
+        for folder in missing:
+            folder.rmdir()
 
 
 def write_atomic(path: Path | str, content: str | bytes) -> None:
@@ -187,6 +214,20 @@ class FileLock:
             os.close(self._fd)
             self._fd, self.held = None, False
             _locks.discard(self)
+
+
+def lock_folder(lock: FileLock, doing: str, advice: str) -> None:
+    """Make the folder of a lock and take the lock, or say why not: no permission, or another process is at it.
+
+    `doing` says what the lock is for, and `advice` what to do where the folder cannot be written.
+    """
+    folder = lock.path.parent
+    with explain_unwritable(folder, advice):
+        folder.mkdir(parents=True, exist_ok=True)
+        free = lock.acquire()
+    if not free:
+        raise UserError(f"{doing} is already under way ({lock.holder()}, in {folder}); wait for it")
+    lock.describe_holder()
 
 
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()

@@ -100,3 +100,19 @@ def test_bad_input_is_said_once(trained: Path) -> None:
     assert done.returncode != 0
     assert done.stderr.count("snclr knn: ") == 1
     assert "Traceback" not in done.stderr.split("snclr knn: ")[0]
+
+
+def test_an_odd_number_of_labels_is_shared_and_a_list_that_cannot_be_written_stops_both(trained: Path) -> None:
+    words = ("-m", "snclr", "finetune", str(trained), "--epochs", "1")
+    done = start(2, *words, "--labels", "17%", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads(done.stdout.splitlines()[-1])
+    images = len((trained / record["list"]).read_text().splitlines())
+    assert images % 2 == 1
+    assert record["settings"]["batch_size"] == images - 1
+    (trained / "finetune-50pct-seed0.txt").mkdir()  # in the way of the list
+    done = start(2, *words, "--labels", "50%")
+    assert done.returncode != 0
+    assert "snclr finetune: cannot write" in done.stderr
+    assert "OSError" not in done.stderr
+    assert "IsADirectoryError" not in done.stderr

@@ -1,12 +1,14 @@
 """The command line as a person uses it: fast help, readable errors, no tracebacks."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from snclr.cli import COMMANDS, main
+from snclr.cli import COMMANDS, _parser, main
+from snclr.commands.evaluation import same_command
 
 
 def test_import_and_help_load_nothing_heavy():
@@ -84,3 +86,37 @@ def test_an_unknown_command_names_the_known_ones(capsys):
         main(["pretrian"])
     assert caught.value.code == 2
     assert "pretrain" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["finetune", "a run", "--head-lr", "0", "--seed", "0", "--labels", "1%"],
+        ["detect", "run", "--data", "coco", "--draw", "0", "--short-side", "64-80"],
+        ["detect", "run", "--data", "coco", "--images", "pictures", "--keep-empty"],
+        ["search", "run", "cat.jpg", "--k", "3"],
+        ["neighbors", "run", "a.jpg", "b.jpg"],
+        ["neighbors", "run"],
+        ["report", "run", "--images", "40"],
+        ["embed", "run", "--out", "f.npy", "--normalize"],
+    ],
+)
+def test_the_command_to_go_on_with_is_the_one_that_was_given(argv):
+    given = _parser(argv)[0].parse_args(argv)
+    words = shlex.split(same_command(given))
+    assert words[0] == "snclr"
+    assert _parser(words[1:])[0].parse_args(words[1:]) == given
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "default"),
+    [("knn", "--seed", "0"), ("finetune", "--weight-decay", "0.0"), ("embed", "--workers", "0"),
+     ("pretrain", "--seed", "0"), ("pack", "--seed", "0")],
+)  # fmt: skip
+def test_a_default_of_0_is_shown(command, flag, default, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split("\n\n", 1)[1].split())
+    about = text.split(f" {flag} ", 1)[1].split(" --", 1)[0]
+    assert f"(default: {default})" in about
+    assert "(default: False)" not in text

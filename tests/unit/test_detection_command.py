@@ -164,3 +164,28 @@ def test_the_figure_shows_masks_and_takes_any_name(tmp_path):
         assert figure.size == (2 * 24 + 4 * 420 + 2 * 8 + 30, 24 + 40 + 2 * (26 + 280 + 30) + 12)
     with pytest.raises(UserError, match="--draw"):
         draw_detections([], tmp_path / "g.png", title="t", score=0.5)
+
+
+def test_a_detector_is_tested_on_other_images_and_names_those_it_was_trained_without(run, tmp_path):
+    own = tiny_coco.write(tmp_path / "own")
+    (own / "train2017" / "005.png").write_bytes(b"")
+    trained = detect(run, data=own, max_bad_share=0.5, **{**SMALL, "iterations": 4, "draw": 0})
+    listed = [json.loads(line) for line in Path(trained["faults_file"]).read_text().splitlines()]
+    assert [(line["id"], line["action"]) for line in listed] == [(5, "replaced")]
+    other = tiny_coco.write(tmp_path / "other", train=3, val=2)
+    record = detect(run, data=other, detector=trained["detector"], accelerator="cpu", quiet=True, draw=0)
+    again = [json.loads(line) for line in Path(record["faults_file"]).read_text().splitlines()]
+    assert again == listed  # the file of its own training set, not of the new one
+    assert str(own / "train2017" / "005.png") in again[0]["reason"]
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_computed(run, data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("in the way")
+    words = ["detect", str(tmp_path / "file" / "run"), "--data", str(data), "--init=random", "--encoder=resnet10-tiny"]
+    assert cli.main([*words, "--iterations=1", "--batch-size=2", "--width=8", "--accelerator=cpu"]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    record = detect(run, data=data, **{**SMALL, "iterations": 1, "draw": 0})
+    monkeypatch.setattr("snclr.detection.scoring.find_objects", lambda *a, **k: pytest.fail("computed"))
+    again = {"data": data, "detector": record["detector"], "accelerator": "cpu", "quiet": True}
+    with pytest.raises(UserError, match="cannot write"):
+        detect(tmp_path / "file" / "run", **again)

@@ -250,3 +250,19 @@ def test_no_string_breaks_the_reader_of_runs(text):
     except ValueError:
         return
     assert all(isinstance(run, int) for run in runs)
+
+
+@pytest.mark.parametrize(("most", "refused"), [(0.1, False), (0.03, True)])
+def test_one_file_is_judged_as_a_whole_though_it_is_split(tmp_path, most, refused):
+    described, pictures = tiny_coco.content(100)
+    tiny_coco.write_part(tmp_path / "annotations.json", tmp_path / "images", described, pictures)
+    for entry in described["images"][:4]:
+        (tmp_path / "images" / entry["file_name"]).unlink()
+    train, val, _ = open_coco(tmp_path)
+    assert [len(train), len(val)] == [77, 19]
+    for part in (train, val, train.trained_on(keep_empty=False)):
+        if refused:
+            with pytest.raises(UserError, match="4 of the 100 images"):
+                check_share(part, most)
+        else:
+            check_share(part, most)

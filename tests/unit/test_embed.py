@@ -138,3 +138,25 @@ def test_the_command_says_what_it_wrote(run, tmp_path, capsys):
     captured = capsys.readouterr()
     assert json.loads(captured.out)["images"] == 48
     assert captured.err == ""
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("snclr.evaluate.features.extract_features", lambda *a, **k: pytest.fail("computed"))
+    (tmp_path / "file").write_text("in the way")
+    for out in ("/proc/nope/x.npz", f"{tmp_path}/file/x.npy"):
+        assert main(["embed", str(run), "--out", out]) == 2
+        err = capsys.readouterr().err
+        assert f"snclr embed: cannot write {out} (" in err
+        assert "--out" in err
+    with pytest.raises(UserError, match="no-such"):  # refused for another reason: nothing is left behind
+        snclr.embed(run, data="no-such", out=tmp_path / "a/b/x.npz")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_disk_that_fails_in_the_end_is_said(run, tmp_path, monkeypatch, capsys):
+    def fail(file, *_, **__):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(np, "savez", fail)
+    assert main(["embed", str(run), "--out", str(tmp_path / "x.npz")]) == 2
+    assert "Input/output error" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from torch import nn
 import snclr
 from snclr import durable
 from snclr.cli import main
+from snclr.commands import finetune as command
 from snclr.commands.evaluation import open_subject
 from snclr.data.loader import ViewLoader
 from snclr.data.sources import ArraySource
@@ -293,3 +294,38 @@ def test_bad_input(run, images, tmp_path, flags, words, capsys):
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert main(["finetune", str(tmp_path)]) == 2
     assert "snclr finetune: " in capsys.readouterr().err
+
+
+# ---- processes and disks
+
+
+@pytest.mark.parametrize(
+    ("given", "images", "processes", "batch"), [(256, 33, 2, 32), (256, 33, 1, 33), (8, 33, 2, 8), (256, 5, 3, 3)]
+)
+def test_the_batch_of_few_labels_can_be_shared_by_the_processes(monkeypatch, given, images, processes, batch):
+    monkeypatch.setattr("snclr.distributed.rank_and_size", lambda: (0, processes))
+    assert command._shared_batch(given, images) == batch
+
+
+def test_fewer_labels_than_processes_are_refused(monkeypatch):
+    monkeypatch.setattr("snclr.distributed.rank_and_size", lambda: (0, 4))
+    with pytest.raises(UserError, match=r"3 labelled images.*4 processes"):
+        command._shared_batch(256, 3)
+
+
+def test_a_batch_that_was_given_is_not_changed_silently(monkeypatch):
+    monkeypatch.setattr("snclr.distributed.rank_and_size", lambda: (0, 2))
+    assert command._shared_batch(7, 33) == 7  # refused by the loader, which says what can be shared
+
+
+def test_a_run_that_cannot_be_written_is_said(run, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr("snclr.durable.write_atomic", lambda *_: (_ for _ in ()).throw(PermissionError(13, "not yours")))
+        assert main(["finetune", str(run), "--epochs", "1"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot write" in err
+    assert "(not yours)" in err
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "acquire", lambda *_: (_ for _ in ()).throw(PermissionError(13, "not yours")))
+        assert main(["finetune", str(run), "--epochs", "1"]) == 2
+    assert "copy the run" in capsys.readouterr().err

@@ -3,6 +3,10 @@
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from shard_data import jpeg, make_folder
@@ -208,3 +212,104 @@ def test_the_command(tmp_path, capsys):
         assert cli.main(words) == 2
     assert cli.main(["pack", str(tmp_path / "f"), "--shards", str(tmp_path / "t"), "--shard-size", "x"]) == 2
     assert "number of bytes" in capsys.readouterr().err
+
+
+# ---- a folder with parts
+
+
+def make_parts(top):
+    make_folder(top / "train", count=24)
+    make_folder(top / "val", count=12)
+    return top
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+SLOW = """
+import sys, time
+from snclr import cli
+from snclr.data import shard_writer
+original = shard_writer.write_shard
+def slow(path, examples):
+    note = original(path, examples)
+    time.sleep(0.2)
+    return note
+shard_writer.write_shard = slow
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("part", "number"), [("train", signal.SIGKILL), ("val", signal.SIGTERM)])
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+def test_a_killed_pack_of_parts_goes_on_by_the_same_command_to_the_same_bytes(tmp_path, part, number, flags):
+    make_parts(tmp_path / "f")
+    pack(tmp_path / "f", shards=tmp_path / "whole", images_per_shard=4, quiet=True)
+    out = tmp_path / "s"
+    if flags:  # shards of before, which must stay whole until the new ones are
+        make_parts(tmp_path / "old")
+        (tmp_path / "old" / "train" / "cat" / "more.jpg").write_bytes(jpeg(77))
+        pack(tmp_path / "old", shards=out, quiet=True)
+    before = tree(out)
+    words = ["pack", str(tmp_path / "f"), "--shards", str(out), "--images-per-shard", "4", "--workers", "1", *flags]
+    killed = subprocess.Popen([sys.executable, "-c", SLOW, *words], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob(f".s.packing/**/{part}/*.note"))) < 1:
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    killed.send_signal(number)
+    assert killed.wait(60) == -number
+    assert tree(out) == before
+    kept = {path.relative_to(tmp_path): path.stat().st_mtime_ns for path in tmp_path.glob(".s.packing/**/*.tar")}
+    assert kept
+    assert cli.main(words) == 0
+    assert tree(out) == tree(tmp_path / "whole")
+    times = {path.stat().st_mtime_ns for path in out.rglob("*.tar")}
+    assert len(times & set(kept.values())) >= len(kept) - 1  # all but one whose note was not yet written
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("moment", ["os.rename", "snclr.data.shard_writer.remove_partial"])
+def test_a_kill_while_the_folder_gets_its_name_costs_nothing(tmp_path, monkeypatch, moment):
+    make_parts(tmp_path / "f")
+    pack(tmp_path / "f", shards=tmp_path / "s", seed=5, quiet=True)
+    pack(tmp_path / "f", shards=tmp_path / "whole", images_per_shard=4, quiet=True)
+    calls = []
+    plain = os.rename
+
+    def killed(*names):
+        calls.append(names)
+        if moment != "os.rename" or len(calls) == 2:  # the old ones are away, the new ones not yet there
+            raise KeyboardInterrupt
+        plain(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, killed)
+        with pytest.raises(KeyboardInterrupt):
+            pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=4, overwrite=True, quiet=True)
+    if moment == "os.rename":
+        monkeypatch.setattr(shard_writer, "write_shard", lambda *_: pytest.fail("a shard was written twice"))
+        pack(tmp_path / "f", shards=tmp_path / "s", images_per_shard=4, overwrite=True, quiet=True)
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert tree(tmp_path / "s") == tree(tmp_path / "whole")
+
+
+def test_parts_take_the_place_of_a_whole_and_the_other_way_round(tmp_path, monkeypatch):
+    make_parts(tmp_path / "f")
+    make_folder(tmp_path / "g", count=8)
+    for first, second in (("f", "g"), ("g", "f")):
+        with monkeypatch.context() as patch:
+            patch.setattr(shard_writer, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                pack(tmp_path / first, shards=tmp_path / "s", overwrite=True, quiet=True)
+        pack(tmp_path / second, shards=tmp_path / "s", overwrite=True, quiet=True)
+        pack(tmp_path / second, shards=tmp_path / f"whole-{second}", quiet=True)
+        assert tree(tmp_path / "s") == tree(tmp_path / f"whole-{second}")
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path, capsys):
+    make_folder(tmp_path / "f", count=2)
+    assert cli.main(["pack", str(tmp_path / "f"), "--shards", "/proc/nope/s"]) == 2
+    assert "cannot write" in capsys.readouterr().err

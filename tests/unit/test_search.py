@@ -194,3 +194,28 @@ def test_auto_builds_an_index_only_where_it_pays(monkeypatch):
 def test_features_of_another_width_are_refused():
     with pytest.raises(UserError, match="same encoder"):
         find_similar(torch.ones(1, 3), torch.ones(1, 2), 1)
+
+
+# ---- refused first
+
+
+def test_what_cannot_work_is_refused_before_anything_is_encoded(run, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("snclr.evaluate.features.extract_features", lambda *a, **k: pytest.fail("encoded"))
+    image = images / "red/red_1.png"
+    with pytest.raises(UserError, match="k is 0"):
+        snclr.search(run, image, k=0, quiet=True)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot write .*--out"):
+        snclr.search(run, image, out=tmp_path / "file" / "f.png", quiet=True)
+
+
+def test_the_split_of_embeddings_is_theirs(run, tmp_path):
+    tiny_run.write_images(tmp_path / "set/train", each=3)
+    tiny_run.write_images(tmp_path / "set/test", each=2, seed=1)
+    file = tmp_path / "f.npz"
+    snclr.embed(run, data=str(tmp_path / "set"), split="test", out=file, quiet=True)
+    for split in (None, "test"):
+        assert snclr.search(run, "red/red_1.png", embeddings=file, split=split, quiet=True)["images"] == 6
+    with pytest.raises(UserError, match=r"split 'test'.*'train' was asked for"):
+        snclr.search(run, "red/red_1.png", embeddings=file, split="train", quiet=True)
+    assert snclr.search(run, "red/red_1.png", data=str(tmp_path / "set"), quiet=True)["images"] == 9

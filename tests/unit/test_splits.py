@@ -6,6 +6,7 @@ from PIL import Image
 
 from snclr.data.sources import ArraySource, open_source
 from snclr.data.splits import Subset, hold_out, open_splits, take
+from snclr.errors import UserError
 
 
 def make_folder(folder, per_class=5, classes=("a", "b")):
@@ -71,3 +72,12 @@ def test_a_set_without_labels_is_left_to_the_evaluation_to_refuse(tmp_path):
     assert train is test
     with pytest.raises(ValueError, match="no-such"):
         open_splits(str(tmp_path / "no-such"))
+
+
+def test_classes_of_one_image_leave_nothing_to_test(tmp_path):
+    make_folder(tmp_path / "single", per_class=1)
+    with pytest.raises(UserError, match=r"no class of .*single has two images.*--test"):
+        open_splits(str(tmp_path / "single"))
+    make_folder(tmp_path / "test", per_class=2)
+    train, test, _ = open_splits(str(tmp_path / "single"), str(tmp_path / "test"))
+    assert (len(train), len(test)) == (2, 4)

@@ -31,7 +31,7 @@ def demo(
 ) -> dict[str, Any]:
     """Pretrain, kNN, linear, neighbour figure and report; the evaluations beside the untrained encoder and raw pixels.
 
-    An earlier demo in `out` is replaced, which needs `overwrite`; any other folder is left alone.
+    An earlier demo in `out` is replaced, which needs `overwrite`; any other folder is refused and left alone.
     """
     from snclr.commands.neighbors import neighbors
     from snclr.commands.report import report
@@ -45,7 +45,8 @@ def demo(
     settings: dict[str, Any] = {"recipe": "demo", "data": "demo", "seed": seed}
     if epochs is not None:
         settings["epochs"] = epochs
-    result = pretrain(**settings, out=str(out), overwrite=overwrite and Path(out).exists(), quiet=quiet)
+    replace = overwrite and _holds_demo(Path(out))
+    result = pretrain(**settings, out=str(out), overwrite=replace, quiet=quiet)
     if not result.complete:
         return {"exit_code": result.exit_code, "out": str(out)}
     trained, spec = load_encoder(Path(out))
@@ -72,6 +73,27 @@ def demo(
         "report": page["report"],
         "same_class_by_rank": figure["same_class_by_rank"],
     }
+
+
+def _holds_demo(out: Path) -> bool:
+    """Whether an earlier demo is there; UserError for any other run, whose hours must not be lost to a mistyped --out.
+
+    A folder without a run's settings is left to the training, which takes an empty one and refuses any other.
+    """
+    from snclr.errors import UserError
+    from snclr.train.run_folder import RunFolder
+    from snclr.train.saved_run import read_config
+
+    run = RunFolder(out)
+    if not (run.looks_like_run() and run.config.is_file()):
+        return False
+    saved = read_config(run.config)
+    if saved.get("recipe") == saved.get("data") == "demo":
+        return True
+    raise UserError(
+        f"{out} holds a run that is no demo (recipe {saved.get('recipe')}, data {saved.get('data')}): nothing was "
+        "touched. Choose another --out folder."
+    )
 
 
 def _features(encoder: nn.Module, spec: EncoderSpec, source: Any) -> Features:

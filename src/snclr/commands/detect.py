@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snclr.commands.evaluation import same_command
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def detect(
     from snclr.detection.job import check_classes, faults_of, open_detector
     from snclr.detection.schedule import resolve
     from snclr.distributed import together
+    from snclr.durable import check_writable
     from snclr.train.launch import start as launch
 
     settings = resolve(
@@ -99,6 +100,9 @@ def detect(
             if finished is None:
                 raise UserError(f"{detector} holds no finished detector; give a folder RUN/detect-… that has one")
             check_classes(Path(detector), val)
+            if fabric.is_global_zero:
+                for place in (run, Path(detector)):
+                    check_writable(place / "results", "the result goes there: copy it to a place you own")
     else:
         finished, stopped = _trained(
             run, init, encoder, train, settings, fabric, workers=workers, quiet=quiet, words=words
@@ -106,9 +110,7 @@ def detect(
         if stopped:
             return {"kind": "detect", "complete": False, **stopped}
     assert finished is not None
-    return _evaluate(
-        run, finished, val, train, faults, fabric, draw=draw, draw_score=draw_score, workers=workers, quiet=quiet
-    )
+    return _evaluate(run, finished, val, faults, fabric, draw=draw, draw_score=draw_score, workers=workers, quiet=quiet)
 
 
 def _trained(
@@ -162,13 +164,10 @@ def _opening(start: Start, settings: DetectSettings, words: str, fabric: Any) ->
 
 def _locked(folder: Path) -> Any:
     from snclr.detection.train import CHECKPOINTS
-    from snclr.durable import FileLock, sweep
+    from snclr.durable import FileLock, lock_folder, sweep
 
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".detect.lock")
-    if not lock.acquire():
-        raise UserError(f"the same fine-tuning is already under way ({lock.holder()}, in {folder}); wait for it")
-    lock.describe_holder()
+    lock_folder(lock, "the same fine-tuning", "give a run in a place you own")
     sweep(folder / CHECKPOINTS)
     return lock
 
@@ -192,11 +191,11 @@ def _train(job: Any, *, quiet: bool, opening: str) -> dict[str, Any] | None:
 
 
 def _evaluate(
-    run: Path, detector: Detector, val: CocoSet, train: CocoSet, faults: list[Fault], fabric: Any, *, draw: int,
-    draw_score: float, workers: int, quiet: bool,
+    run: Path, detector: Detector, val: CocoSet, faults: list[Fault], fabric: Any, *, draw: int, draw_score: float,
+    workers: int, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Detect on the validation images, score, draw, and write the result down."""
-    from snclr.detection.scoring import average_precision, find_objects, unreadable_faults
+    from snclr.detection.scoring import average_precision, find_objects
     from snclr.distributed import broadcast_object, together
 
     found, bad = find_objects(
@@ -206,10 +205,7 @@ def _evaluate(
     with together():
         if fabric.is_global_zero:
             score = average_precision(val, found, bad)
-            faults = [*faults, *unreadable_faults(val, bad, "left out")]
-            faults += unreadable_faults(
-                train.trained_on(keep_empty=detector.settings.keep_empty), detector.bad, "replaced"
-            )
+            faults = [*faults, *val.unreadable(bad, "left out"), *detector.unreadable]
             record = _record(run, detector, val, score, faults, bad, found, draw=draw, draw_score=draw_score)
     record = broadcast_object(record)
     assert record is not None
@@ -318,18 +314,7 @@ def _run(a: argparse.Namespace) -> int:
         print(json.dumps(record))
     print(
         f"stopped by {record['stopped_by']} after iteration {record['step']} of {record['total_steps']}; everything is "
-        f"saved. Go on with the same command:\n  {_command(a)}",
+        f"saved. Go on with the same command:\n  {same_command(a)}",
         file=sys.stderr,
     )
     return int(record["exit_code"])
-
-
-def _command(a: argparse.Namespace) -> str:
-    """The command as it was given, to be pasted."""
-    words = ["snclr", "detect", a.run]
-    for name, value in vars(a).items():
-        if name in ("run", "handler") or value is None or value is False:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        words.append(flag if value is True else f"{flag}={value}")
-    return shlex.join(words)

@@ -51,11 +51,16 @@ def embed(
     gives a dict with `complete` False and an `exit_code`; the same call goes on.
     """
     from snclr.data.sources import open_source
-    from snclr.evaluate.embeddings import check_out, keys_file, write_embeddings
+    from snclr.distributed import together
+    from snclr.durable import check_writable
+    from snclr.evaluate.embeddings import UNWRITABLE, check_out, keys_file, write_embeddings
     from snclr.evaluate.resume import Interrupted
 
     path = check_out(out)
     with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as at:
+        with together():
+            if at.first:
+                check_writable(path, UNWRITABLE)
         encoder, spec = run_encoder(run)
         source = open_source(data or data_of(run), split=split, download=True)
         try:
@@ -65,8 +70,9 @@ def embed(
             )  # fmt: skip
         except Interrupted as error:
             return at.stopped("embed", error)
-        if at.first:
-            write_embeddings(path, found)
+        with together():
+            if at.first:
+                write_embeddings(path, found)
     return {
         "file": str(path),
         "keys_file": str(keys_file(path)) if path.suffix.lower() == ".npy" else None,

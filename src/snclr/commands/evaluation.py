@@ -264,11 +264,11 @@ def same_command(a: argparse.Namespace) -> str:
     flags = []
     for name, value in vars(a).items():
         flag = f"--{name.replace('_', '-')}"
-        if name in ("run", "image", "images"):
+        if name in ("run", "image") or isinstance(value, list):
             words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
         elif value is True:
             flags.append(flag)
-        elif value not in (None, False) and name != "handler":
+        elif value is not None and value is not False and name != "handler":  # 0 is a value too
             flags.append(f"{flag}={value}")
     return shlex.join([*words, *flags])
 

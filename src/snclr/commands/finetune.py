@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from snclr.evaluate.finetune import FinetuneSettings, Finetuning, Score
     from snclr.evaluate.subsets import LabelledSubset
 
+BATCH_SIZE = 256
+BASE_LR = 0.05
 EXAMPLES = """examples:
   snclr finetune runs/photos --data labelled-photos/ --labels 10%
   snclr finetune runs/resnet50 --data imagenet/ --labels 1percent.txt --workers 8   # a published list
@@ -29,6 +31,8 @@ starts from new weights: the "supervised" row, which needs its own learning rate
 The same command again goes on where an interrupted one stopped.
 """
 
+_UNWRITABLE = "copy the run to a place you own"
+
 
 def finetune(
     run: str | Path,
@@ -38,8 +42,8 @@ def finetune(
     labels: str | Path = "10%",
     from_scratch: bool = False,
     epochs: int | None = None,
-    batch_size: int = 256,
-    lr: float = 0.05,
+    batch_size: int = BATCH_SIZE,
+    lr: float = BASE_LR,
     head_lr: float | None = None,
     weight_decay: float = 0.0,
     workers: int = 0,
@@ -116,7 +120,7 @@ def _settings(
     from snclr.evaluate.finetune import FinetuneSettings, default_epochs
     from snclr.train.optim import scaled_lr
 
-    batch = min(batch_size, len(subset.index))
+    batch = _shared_batch(batch_size, len(subset.index))
     return FinetuneSettings(
         epochs=default_epochs(subset.share) if epochs is None else epochs,
         batch_size=batch,
@@ -125,6 +129,18 @@ def _settings(
         weight_decay=weight_decay,
         seed=seed,
     )
+
+
+def _shared_batch(given: int, images: int) -> int:
+    """The batch that was given, or where the images are fewer, as many of them as the processes can share equally."""
+    from snclr.distributed import rank_and_size
+
+    processes = rank_and_size()[1]
+    if images >= given:
+        return given
+    if images < processes:
+        raise UserError(f"{images} labelled images cannot be shared by {processes} processes; give --devices 1")
+    return images - images % processes
 
 
 def _prepare(
@@ -159,34 +175,29 @@ def _prepare(
 
 def _write_list(run: Path, subset: LabelledSubset, seed: int, first: bool) -> Path:
     """The list of the images, in the run folder; one of the same name with other images is kept."""
-    from snclr.distributed import broadcast_object
-    from snclr.durable import write_atomic
+    from snclr.distributed import broadcast_object, together
+    from snclr.durable import explain_unwritable, write_atomic
 
-    if not first:
-        return broadcast_object(run)
     path = run / f"finetune-{subset.tag}-seed{seed}.txt"
-    if path.is_file() and path.read_bytes() != subset.text.encode():
-        path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
-    write_atomic(path, subset.text)
+    with together():
+        if first:
+            with explain_unwritable(path, _UNWRITABLE):
+                if path.is_file() and path.read_bytes() != subset.text.encode():
+                    path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
+                write_atomic(path, subset.text)
     return broadcast_object(path)
 
 
 @contextlib.contextmanager
 def _locked(folder: Path, first: bool) -> Iterator[None]:
-    from snclr.distributed import fail_together
-    from snclr.durable import FileLock, sweep
+    from snclr.distributed import together
+    from snclr.durable import FileLock, lock_folder, sweep
 
     lock = FileLock(folder / ".finetune.lock")
-    refused = None
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-        if lock.acquire():
-            lock.describe_holder()
+    with together():
+        if first:
+            lock_folder(lock, "the same fine-tuning", _UNWRITABLE)
             sweep(folder)  # what a kill in the deletion at the end of an earlier one left
-        else:
-            who = f"{lock.holder()}, in {folder}"
-            refused = UserError(f"the same fine-tuning is already under way ({who}); wait for it")
-    fail_together(refused)
     try:
         yield
     finally:
@@ -242,8 +253,8 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     )  # fmt: skip
     parser.add_argument("--from-scratch", action="store_true", help="start from new weights instead of the run's")
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the labelled images (default: 60 or 30)")
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="at most the labelled images")
-    parser.add_argument("--lr", type=float, default=0.05, metavar="X", help="base learning rate, × batch/256")
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help="at most the labelled images")
+    parser.add_argument("--lr", type=float, default=BASE_LR, metavar="X", help="base learning rate, × batch/256")
     parser.add_argument("--head-lr", type=float, metavar="X", help="the head's base learning rate (default: --lr)")
     parser.add_argument("--weight-decay", type=float, default=0.0, metavar="X", help="of all weights")
     parser.set_defaults(handler=_run)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
+    from snclr.data.shard_manifest import Manifest
     from snclr.data.sources import FileSource
 
 EXAMPLES = """examples:
@@ -24,6 +25,7 @@ EXAMPLES = """examples:
 The files' own bytes are stored, in tars that WebDataset reads too. A folder with train/ beside val/ or test/ gives the
 same parts. A run on the shards is the run on the folder: images keep their ids, and with them their order and views.
 Put the shards on a web server or an object store, and give the address of shards.json as --data.
+OUT appears when all of it is complete; the same command again goes on where an interrupted one stopped.
 """
 
 
@@ -44,6 +46,8 @@ def pack(
     The images are spread over the shards at random by `seed`; None leaves them in the order of their names.
     """
     from snclr.data.cache import parse_bytes
+    from snclr.data.shard_writer import PackSettings, pack_files
+    from snclr.progress import Progress
 
     shard_bytes = parse_bytes(shard_size, "--shard-size")
     if images_per_shard is not None and images_per_shard < 1:
@@ -51,21 +55,32 @@ def pack(
     out = Path(shards).expanduser()
     _check_out(out, overwrite)
     parts = _parts(folder)
-    if "" not in parts and out.exists():  # parts are packed one by one: those of another folder must not stay
-        from snclr.durable import discard
+    settings = PackSettings(shard_bytes, images_per_shard, seed, check)
+    with Progress(f"packing {folder}", sum(map(len, parts.values())), quiet=quiet) as progress:
+        packed = pack_files(
+            parts, out, settings, workers=workers or os.cpu_count() or 1, done=_one_at_a_time(progress.update)
+        )
+    found = {part or "all": _figures(one.manifest) for part, one in packed.items()}
+    return {
+        "shards": str(out),
+        **{key: sum(figures[key] for figures in found.values()) for key in ("images", "files", "bytes")},
+        "parts": found,
+        "skipped": [
+            {"key": f"{part}/{key}" if part else key, "reason": why}
+            for part, one in packed.items()
+            for key, why in one.bad
+        ],
+    }
 
-        discard(out)
-    done: dict[str, Any] = {"shards": str(out), "images": 0, "files": 0, "bytes": 0, "parts": {}, "skipped": []}
-    for part, source in parts.items():
-        written = _pack_part(
-            source, out / part, shard_bytes, images_per_shard, seed, check, workers or os.cpu_count() or 1,
-            quiet=quiet, label=f"packing {source.name}" + (f" ({part})" if part else ""),
-        )  # fmt: skip
-        done["parts"][part or "all"] = {key: written[key] for key in ("images", "files", "bytes", "classes", "digest")}
-        for key in ("images", "files", "bytes"):
-            done[key] += written[key]
-        done["skipped"] += [{"key": f"{part}/{key}" if part else key, "reason": why} for key, why in written["bad"]]
-    return done
+
+def _figures(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "images": len(manifest.index),
+        "files": len(manifest.shards),
+        "bytes": sum(entry.bytes for entry in manifest.shards),
+        "classes": len(manifest.index.classes),
+        "digest": manifest.digest(),
+    }
 
 
 def verify(folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
@@ -120,36 +135,6 @@ def _parts(folder: str | Path) -> dict[str, FileSource]:
             raise UserError(f"{folder} is no folder or list of image files; only those can be packed")
         found[name] = source
     return found
-
-
-def _pack_part(
-    source: FileSource,
-    out: Path,
-    shard_bytes: int,
-    images_per_shard: int | None,
-    seed: int | None,
-    check: bool,
-    workers: int,
-    *,
-    quiet: bool,
-    label: str,
-) -> dict[str, Any]:
-    from snclr.data.shard_writer import pack_files
-    from snclr.progress import Progress
-
-    with Progress(label, len(source), quiet=quiet) as progress:
-        manifest, bad = pack_files(
-            source, out, shard_bytes=shard_bytes, images_per_shard=images_per_shard, seed=seed, check=check,
-            workers=workers, done=_one_at_a_time(progress.update),
-        )  # fmt: skip
-    return {
-        "images": len(manifest.index),
-        "files": len(manifest.shards),
-        "bytes": sum(entry.bytes for entry in manifest.shards),
-        "classes": len(manifest.index.classes),
-        "digest": manifest.digest(),
-        "bad": bad,
-    }
 
 
 def _one_at_a_time(update: Callable[[int], None]) -> Callable[[int], None]:

@@ -58,7 +58,8 @@ def _add_flag(group: Any, f: dataclasses.Field[Any], default: Any) -> None:
     flag = "--" + f.name.replace("_", "-")
     text = f.metadata["help"].replace("%", "%%")
     # No default here: what a person did not give must not win over the recipe. It is only shown.
-    shown = "" if default in ("", None, False) or "(default" in text else f" (default: {default})"
+    nothing = default is None or default is False or default == ""
+    shown = "" if nothing or "(default" in text else f" (default: {default})"
     options: dict[str, Any] = {"help": text + shown, "default": argparse.SUPPRESS}
     if kinds == [bool]:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)

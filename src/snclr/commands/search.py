@@ -44,7 +44,7 @@ def search(
     k: int = 10,
     index: str = "auto",
     embeddings: str | Path | None = None,
-    split: str = "train",
+    split: str | None = None,
     out: str | Path | None = None,
     workers: int = 0,
     device: str = "auto",
@@ -55,14 +55,17 @@ def search(
 ) -> dict[str, Any]:
     """The k most similar images of `data` to an image, or to every image of a folder, by the run's encoder.
 
-    `embeddings` is a file of `snclr.embed` of the same run, whose features are then not computed again.
+    `embeddings` is a file of `snclr.embed` of the same run, whose features are then not computed again. `split` is a
+    part of `data` (default: train, or that of the embeddings).
     """
     from snclr.evaluate.resume import Interrupted
-    from snclr.evaluate.search_index import choose
+    from snclr.evaluate.search_index import check_k, choose
 
     if out is not None and Path(out).suffix.lower() != ".png":
         raise UserError(f"the figure {out} must end in .png")
-    choose(index, 1, 1)  # an index that is unknown or not installed is refused before anything is computed
+    # What cannot work is refused before anything is computed: an index that is not installed, too.
+    check_k(k)
+    choose(index, 1, 1)
     with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as at:
         try:
             return _search(at, run, image, data, k=k, index=index, embeddings=embeddings, split=split, out=out,
@@ -73,12 +76,17 @@ def search(
 
 def _search(
     at: Session, run: str | Path, image: str | Path, data: str | None, *, k: int, index: str,
-    embeddings: str | Path | None, split: str, out: str | Path | None, workers: int,
+    embeddings: str | Path | None, split: str | None, out: str | Path | None, workers: int,
 ) -> dict[str, Any]:  # fmt: skip
+    from snclr.distributed import together
+    from snclr.durable import check_writable
     from snclr.evaluate.queries import open_queries, query_labels, same_images
     from snclr.evaluate.search_index import find_similar
     from snclr.export.encoder import weights_digest
 
+    with together():
+        if at.first and out is not None:
+            check_writable(Path(out), "choose another place for --out")
     encoder, spec = run_encoder(run)
     saved = None if embeddings is None else _saved(Path(embeddings), weights_digest(encoder.state_dict()), run)
     collection = _open_collection(data, run, split, saved)
@@ -121,13 +129,18 @@ def _saved(path: Path, weights: str, run: str | Path) -> Embeddings:
     return saved
 
 
-def _open_collection(data: str | None, run: str | Path, split: str, saved: Embeddings | None) -> Source:
+def _open_collection(data: str | None, run: str | Path, split: str | None, saved: Embeddings | None) -> Source:
     from snclr.data.sources import open_source
 
     if saved is None:
-        return open_source(data or data_of(run), split=split, download=True)
-    where = str(saved.metadata.get("data"))
-    source = open_source(data or where, split=str(saved.metadata.get("split", split)), download=True)
+        return open_source(data or data_of(run), split=split or "train", download=True)
+    where, part = str(saved.metadata.get("data")), str(saved.metadata.get("split", "train"))
+    if split not in (None, part):
+        raise UserError(
+            f"the embeddings are of the split {part!r} of {where}, and {split!r} was asked for. Leave --split out, or "
+            f"write those of {split!r} with snclr embed"
+        )
+    source = open_source(data or where, split=part, download=True)
     if source.fingerprint() != saved.metadata.get("fingerprint"):
         raise UserError(
             f"the images of {source.name} are not those the embeddings were written for ({where}): names or number "
@@ -209,7 +222,9 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--k", type=int, default=10, metavar="N", help="similar images to find")
     parser.add_argument("--index", choices=("auto", "exact", "faiss"), default="auto", help="how to search")
     parser.add_argument("--embeddings", metavar="FILE", help="the collection's features, from snclr embed")
-    parser.add_argument("--split", default="train", help="which part, where the collection has parts")
+    parser.add_argument(
+        "--split", help="which part, where the collection has parts (default: train, or that of --embeddings)"
+    )
     parser.add_argument("--out", metavar="PNG", help=f"draw the result (the first {MOST_ROWS} queries)")
     add_compute_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")

@@ -1,7 +1,7 @@
 """Write a folder of images as shards that WebDataset reads too: the files' own bytes, a manifest and hashes.
 
-The same folder gives the same shards, byte for byte. A pack that was stopped goes on where it was: shards lie in a
-hidden folder beside the target, each with a note of what is in it, until the folder is complete and gets its name.
+The same folder gives the same shards, byte for byte. A pack that was stopped goes on where it was: until all are
+complete and get their name in one step, shards lie in a hidden folder beside the target, with notes of what is in each.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -25,11 +24,20 @@ from snclr.data.packed import PackedNames
 from snclr.data.shard_index import ShardIndex
 from snclr.data.shard_manifest import MANIFEST, Manifest, ShardEntry, read_manifest, write_manifest
 from snclr.data.sources import FileSource
-from snclr.durable import FileLock, explain_full_disk, partial_path, remove_partial, write_atomic
+from snclr.durable import (
+    FileLock,
+    explain_full_disk,
+    lock_folder,
+    partial_path,
+    remove_partial,
+    sweep,
+    write_atomic,
+)
 from snclr.errors import UserError
 
 _BLOCK = 512
 _RECORD = 20 * _BLOCK  # tars end on a multiple of this, by custom
+_SHARDS = "shards"  # in the hidden folder: what gets the target's name in the end
 
 
 @dataclass(frozen=True)
@@ -139,72 +147,97 @@ def member_keys(files: Sequence[str]) -> list[str]:
     return keys
 
 
+@dataclass(frozen=True)
+class PackSettings:
+    """All that decides what the shards of some images are. `seed` spreads the images over them (None: in their order).
+
+    With `check` each image is decoded, and left out where that fails.
+    """
+
+    shard_bytes: int
+    images_per_shard: int | None = None
+    seed: int | None = 0
+    check: bool = False
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was written of one source: the manifest, and the images left out, as keys and reasons."""
+
+    manifest: Manifest
+    bad: list[tuple[str, str]]
+
+
 def pack_files(
-    source: FileSource,
+    parts: Mapping[str, FileSource],
     out: Path,
+    settings: PackSettings,
     *,
-    shard_bytes: int,
-    images_per_shard: int | None = None,
-    seed: int | None = 0,
-    check: bool = False,
     workers: int = 1,
     done: Callable[[int], None] = lambda images: None,
-) -> tuple[Manifest, list[tuple[str, str]]]:
-    """Write a source's files as shards to `out`, which must not exist yet; returns the manifest and the bad images.
+) -> dict[str, Packed]:
+    """Write the files of each part as shards to a folder of its name in `out` ("": to `out` itself): all, or nothing.
 
-    The images are spread over the shards by `seed` (None: in their order). With `check` each is decoded, and left out
-    where that fails. `done` is told how many more images are written, from several threads.
+    An `out` that exists is replaced, in the end. `done` is told how many more images are written, from several threads.
     """
+    sizes, plan = _plan_state(parts, settings)
+    work = out.with_name(f".{out.name}.packing")
+    lock = FileLock(work / "lock")
+    lock_folder(lock, f"packing to {out}", "choose another place for --shards")
+    try:
+        _start_or_go_on(work, plan)
+        packed = {
+            part: _pack_part(source, sizes[part], work / "notes" / part, work / _SHARDS / part, settings, workers, done)
+            for part, source in parts.items()
+        }
+        if out.exists():  # empty, or the caller was told to overwrite it
+            os.rename(out, partial_path(out))
+        os.rename(work / _SHARDS, out)
+        sweep(out)
+        remove_partial(work)
+    finally:
+        lock.release()
+    return packed
+
+
+def _pack_part(
+    source: FileSource, sizes: list[int], notes: Path, shards: Path, settings: PackSettings, workers: int,
+    done: Callable[[int], None],
+) -> Packed:  # fmt: skip
+    """Write one source's shards and manifest to `shards`, but for those that have a note in `notes`."""
     relative = [
         "/".join(part for part in PurePosixPath(file).parts if part not in ("/", "..")) for file in source.files
     ]
     keys = member_keys(relative)
-    sizes, settings = _plan_state(source, [shard_bytes, images_per_shard, seed, check])
-    order = np.arange(len(source)) if seed is None else epoch_order(len(source), seed, epoch=0)
-    parts = plan_shards(sizes, order, shard_bytes, images_per_shard)
-    work = out.with_name(f".{out.name}.packing")
-    work.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(work / "lock")
-    if not lock.acquire():
-        raise UserError(f"{out} is being written by {lock.holder()}; wait for it, or choose another --shards")
-    try:
-        lock.describe_holder()
-        _start_or_go_on(work, settings)
-        write_atomic(work / "plan", settings)
+    order = np.arange(len(source)) if settings.seed is None else epoch_order(len(source), settings.seed, epoch=0)
+    planned = plan_shards(sizes, order, settings.shard_bytes, settings.images_per_shard)
+    for folder in (notes, shards):
+        folder.mkdir(parents=True, exist_ok=True)
 
-        def one(number: int) -> ShardNote:
-            bad: list[tuple[int, str]] = []
-            path = work / f"shard-{number:05d}.tar"
-            note = _read_note(path)
-            if note is None:
-                note = write_shard(path, _examples(source, relative, keys, parts[number], check, bad, done))
-                note.bad = bad
-                write_atomic(path.with_suffix(".note"), json.dumps(asdict(note)))
-            else:
-                done(len(parts[number]))
-            return note
+    def one(number: int) -> ShardNote:
+        bad: list[tuple[int, str]] = []
+        path = shards / f"shard-{number:05d}.tar"
+        kept = notes / f"{path.stem}.note"
+        note = _read_note(kept, path)
+        if note is None:
+            note = write_shard(path, _examples(source, relative, keys, planned[number], settings.check, bad, done))
+            note.bad = bad
+            write_atomic(kept, json.dumps(asdict(note)))
+        else:
+            done(len(planned[number]))
+        return note
 
-        with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
-            try:
-                notes = list(pool.map(one, range(len(parts))))
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
-        manifest = Manifest([note.entry for note in notes], _index(source, notes), seed)
-        if not len(manifest.index):
-            raise UserError(f"none of the {len(source)} files of {source.name} is a readable image")
-        write_manifest(work, manifest)
-        for rubbish in (*work.glob("*.note"), work / "plan", work / "lock"):
-            rubbish.unlink()
-        old = partial_path(out)
-        if out.exists():  # empty, or the caller was told to overwrite it
-            os.rename(out, old)
-        os.rename(work, out)
-        if old.exists():
-            remove_partial(old)
-    finally:
-        lock.release()
-    return manifest, sorted((source.key(number), reason) for note in notes for number, reason in note.bad)
+    with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
+        try:
+            found = list(pool.map(one, range(len(planned))))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    manifest = Manifest([note.entry for note in found], _index(source, found), settings.seed)
+    if not len(manifest.index):
+        raise UserError(f"none of the {len(source)} files of {source.name} is a readable image")
+    write_manifest(shards, manifest)
+    return Packed(manifest, sorted((source.key(number), reason) for note in found for number, reason in note.bad))
 
 
 def verify_shards(folder: Path, done: Callable[[int], None] = lambda size: None) -> list[str]:
@@ -229,35 +262,41 @@ def verify_shards(folder: Path, done: Callable[[int], None] = lambda size: None)
     return wrong
 
 
-def _plan_state(source: FileSource, settings: list[Any]) -> tuple[list[int], str]:
+def _plan_state(parts: Mapping[str, FileSource], settings: PackSettings) -> tuple[dict[str, list[int]], str]:
     """The files' sizes, and a digest of all that decides what the shards will be."""
-    digest = hashlib.sha256(json.dumps([1, *settings, source.classes]).encode())
-    sizes = []
-    for file in source.files:
-        try:
-            status = os.stat(source.folder / file)
-        except OSError as error:
-            raise UserError(f"{source.folder / file} cannot be read: {error.strerror}") from error
-        sizes.append(status.st_size)
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+    digest = hashlib.sha256(json.dumps([2, asdict(settings)]).encode())
+    sizes: dict[str, list[int]] = {}
+    for part, source in parts.items():
+        digest.update(json.dumps([part, len(source), source.classes]).encode())
+        sizes[part] = []
+        for file in source.files:
+            try:
+                status = os.stat(source.folder / file)
+            except OSError as error:
+                raise UserError(f"{source.folder / file} cannot be read: {error.strerror}") from error
+            sizes[part].append(status.st_size)
+            digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     return sizes, digest.hexdigest()
 
 
-def _start_or_go_on(work: Path, settings: str) -> None:
+def _start_or_go_on(work: Path, plan: str) -> None:
     """Keep the finished shards of a pack that was stopped, if it was the same one; else clear them away."""
     try:
-        same = (work / "plan").read_text() == settings
+        same = (work / "plan").read_text() == plan
     except OSError:
         same = False
     for path in work.iterdir():
-        if path.name != "lock" and (not same or path.suffix not in (".tar", ".note")):
-            path.unlink()
+        if not same and path.name != "lock":
+            remove_partial(path)
+    for left in work.glob(f"{_SHARDS}/**/*.partial"):
+        remove_partial(left)
+    write_atomic(work / "plan", plan)
 
 
-def _read_note(path: Path) -> ShardNote | None:
+def _read_note(kept: Path, shard: Path) -> ShardNote | None:
     try:
-        note = ShardNote(**json.loads(path.with_suffix(".note").read_text()))
-        return note if path.stat().st_size == note.bytes else None
+        note = ShardNote(**json.loads(kept.read_text()))
+        return note if shard.stat().st_size == note.bytes else None
     except (OSError, ValueError, TypeError):
         return None
 

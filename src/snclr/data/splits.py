@@ -13,6 +13,7 @@ from snclr.data.decode import Picture
 from snclr.data.huggingface import has_test_split, names_huggingface
 from snclr.data.order import Ids, epoch_order
 from snclr.data.sources import ArraySource, Labels, Source, open_source, order_of
+from snclr.errors import UserError
 
 HELD_OUT = 0.2
 Index = npt.NDArray[np.int64]
@@ -98,6 +99,10 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[S
     if whole.labels is None:
         return whole, whole, data  # the evaluation says what is missing
     kept, held = hold_out(whole.labels, HELD_OUT, seed)
+    if len(kept) and not len(held):
+        raise UserError(
+            f"no class of {data} has two images, so none can be held out for the test; give the test images by --test"
+        )
     words = f"{data}, {HELD_OUT:.0%} of each class held out for the test (seed {seed})"
     return take(whole, kept), take(whole, held), words
 

@@ -45,7 +45,10 @@ class PackedObjects:
 
 @dataclass(frozen=True)
 class CocoSet:
-    """The usable part of one annotation file. Image numbers count from 0 in the order of the file."""
+    """The usable images of one annotation file, or some of them, numbered from 0 in the order of the file.
+
+    Faults and totals are the whole file's, however few of its images are taken.
+    """
 
     file: Path
     folder: Path
@@ -56,6 +59,8 @@ class CocoSet:
     faults: list[Fault]
     entries: int
     """Annotations in the file, the faulty ones included."""
+    listed: int
+    """Images in the file, the faulty ones included."""
     sha256: str
 
     def __len__(self) -> int:
@@ -74,12 +79,19 @@ class CocoSet:
         names = "\n".join(f"{image.id} {image.name}" for image in self.images)
         return hashlib.sha256(f"{self.sha256}\n{names}".encode()).hexdigest()
 
+    def unreadable(self, bad: dict[int, str], action: str) -> list[Fault]:
+        """Images (by number) that were found bad while they were read, as faults."""
+        return [
+            Fault(str(self.file), "image", self.images[i].id, f"{self.path(i)}: {why}", action)
+            for i, why in bad.items()
+        ]
+
     def take(self, numbers: Sequence[int]) -> CocoSet:
         """The same set with some of its images."""
         packed = PackedObjects(self.objects[number] for number in numbers)
         return CocoSet(
             self.file, self.folder, [self.images[number] for number in numbers], packed, self.categories, self.faults,
-            self.entries, self.sha256,
+            self.entries, self.listed, self.sha256,
         )  # fmt: skip
 
     def trained_on(self, *, keep_empty: bool) -> CocoSet:
@@ -100,7 +112,8 @@ def read_coco(file: Path, layout: Layout, images: str | Path | None = None) -> C
     objects = _objects(content["annotations"], file, found, categories, faults)
     kept = list(found.values())
     packed = PackedObjects(objects[image.id] for image in kept)
-    return CocoSet(file, folder, kept, packed, categories, faults, len(content["annotations"]), digest)
+    totals = len(content["annotations"]), len(content["images"])
+    return CocoSet(file, folder, kept, packed, categories, faults, *totals, digest)
 
 
 def open_coco(
@@ -126,8 +139,8 @@ def open_coco(
 
 def check_share(coco: CocoSet, most: float) -> None:
     """Stop where more than a share of a file's annotations (or of its images) cannot be used."""
-    for kind, total in (("annotation", coco.entries), ("image", len(coco) + _left_out(coco, "image"))):
-        bad = _left_out(coco, kind)
+    for kind, total in (("annotation", coco.entries), ("image", coco.listed)):
+        bad = sum(fault.kind == kind and fault.action == "left out" for fault in coco.faults)
         if bad > most * total:
             examples = "; ".join(str(fault) for fault in coco.faults if fault.kind == kind)[:600]
             raise UserError(
@@ -136,10 +149,6 @@ def check_share(coco: CocoSet, most: float) -> None:
             )
     if not len(coco):
         raise UserError(f"{coco.file} has no usable image")
-
-
-def _left_out(coco: CocoSet, kind: str) -> int:
-    return sum(fault.kind == kind and fault.action == "left out" for fault in coco.faults)
 
 
 def _read_json(file: Path) -> tuple[dict[str, Any], str]:

@@ -33,8 +33,8 @@ class Detector:
     folder: Path
     start: str
     words: str
-    bad: dict[int, str]
-    """Training images that could not be read."""
+    unreadable: list[Fault]
+    """Images of its own training set that could not be read."""
 
 
 def training_set(train: CocoSet, settings: DetectSettings) -> CocoSet:
@@ -95,8 +95,8 @@ def open_detector(folder: Path, device: torch.device) -> Detector | None:
     spec = EncoderSpec.from_dict(identity["encoder"])
     model = build_detector(build_encoder(spec), spec, len(identity["categories"]), settings)
     state.load_method_state(found.tensors, model)
-    bad = {int(key): why for key, why in found.info["bad"].items()}
-    return Detector(model.to(device).eval(), settings, folder, found.info["start"], found.info["words"], bad)
+    unreadable = [Fault(**entry) for entry in found.info.get("unreadable", ())]
+    return Detector(model.to(device).eval(), settings, folder, found.info["start"], found.info["words"], unreadable)
 
 
 def check_classes(folder: Path, val: CocoSet) -> None:

@@ -21,7 +21,6 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from snclr.data.decode import BadImage
 from snclr.data.workers import in_processes
-from snclr.detection.annotation_check import Fault
 from snclr.detection.batches import compressed, load_picture, resize_picture, scaled_size
 from snclr.detection.coco_folder import CocoSet
 from snclr.detection.schedule import DetectSettings
@@ -222,10 +221,3 @@ def _as_result(found: Detection, kind: str) -> dict[str, Any]:
 def _mean(values: Any) -> float | None:
     known = values[values > -1]
     return float(known.mean()) if known.size else None
-
-
-def unreadable_faults(coco: CocoSet, bad: dict[int, str], action: str) -> list[Fault]:
-    """Images found bad while they were read, as faults."""
-    return [
-        Fault(str(coco.file), "image", coco.images[i].id, f"{coco.path(i)}: {why}", action) for i, why in bad.items()
-    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,9 @@ class DetectorTraining:
         bad = gather_objects(self.bad)
         if self.fabric.is_global_zero:
             tensors = {f"method/{name}": value for name, value in self.model.state_dict().items()}
-            everything = {str(key): why for part in bad for key, why in part.items()}
-            info = {"identity": self.identity, "bad": everything, **extra}
+            # By name: numbers mean nothing where the detector is tested on another set.
+            unreadable = self.coco.unreadable({key: why for part in bad for key, why in part.items()}, "replaced")
+            info = {"identity": self.identity, "unreadable": [asdict(fault) for fault in unreadable], **extra}
             save_checkpoint(self.folder / FINISHED, tensors, info, step=self.settings.iterations, keep=1)
             if (self.folder / CHECKPOINTS).is_dir():
                 discard(self.folder / CHECKPOINTS)

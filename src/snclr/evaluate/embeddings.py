@@ -13,10 +13,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from snclr.durable import replacing, write_atomic
+from snclr.durable import explain_unwritable, replacing, write_atomic
 from snclr.errors import UserError
 
 FORMATS = (".npy", ".npz", ".parquet")
+UNWRITABLE = "choose another place for --out"
 _META = "snclr"  # under which name parquet keeps our metadata
 
 Matrix = npt.NDArray[np.float32]
@@ -36,7 +37,7 @@ class Embeddings:
 
 
 def check_out(path: Path | str) -> Path:
-    """The path, if a file of a known kind can be written there; asked before hours of computing, not after."""
+    """The path, if it is that of a file of a known kind; asked before hours of computing, not after."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise UserError(
@@ -67,21 +68,22 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
     ['x.png', 'y.png']
     """
     path = check_out(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     assert embeddings.features.shape[:1] == (len(embeddings.keys),)
     kind = path.suffix.lower()
     write = {".npy": _write_npy, ".npz": _write_npz, ".parquet": _write_parquet}[kind]
-    with replacing(path, embeddings.features.nbytes) as file:
-        write(file, embeddings)
-    if kind == ".npy":
-        names = {
-            "metadata": embeddings.metadata,
-            "keys": embeddings.keys,
-            "labels": embeddings.labels,
-            # Two files cannot be replaced in one step: the hash tells a pair that does not belong together.
-            "features_sha256": _digest(embeddings.features),
-        }
-        write_atomic(keys_file(path), json.dumps(names, indent=1) + "\n")
+    with explain_unwritable(path, UNWRITABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, embeddings.features.nbytes) as file:
+            write(file, embeddings)
+        if kind == ".npy":
+            names = {
+                "metadata": embeddings.metadata,
+                "keys": embeddings.keys,
+                "labels": embeddings.labels,
+                # Two files cannot be replaced in one step: the hash tells a pair that does not belong together.
+                "features_sha256": _digest(embeddings.features),
+            }
+            write_atomic(keys_file(path), json.dumps(names, indent=1) + "\n")
 
 
 def read_embeddings(path: Path | str) -> Embeddings:

@@ -35,8 +35,6 @@ from snclr.train.checkpoint import save_checkpoint
 from snclr.train.schedule import warmup_cosine
 from snclr.train.signals import StopRequest
 
-BASE_LR = 0.05
-BATCH_SIZE = 256
 SAVE_SECONDS = 120.0
 """Time between checkpoints: what a kill can cost."""
 

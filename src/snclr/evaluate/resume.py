@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from snclr.distributed import broadcast_object, fail_together, gather_objects, rank_and_size
-from snclr.durable import FileLock, discard, sweep
+from snclr.distributed import broadcast_object, fail_together, gather_objects, rank_and_size, together
+from snclr.durable import FileLock, discard, lock_folder, sweep
 from snclr.errors import UserError
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from snclr.train.signals import StopRequest
@@ -83,23 +83,10 @@ class Kept:
         self._lock = FileLock(self.folder / ".lock")
 
     def __enter__(self) -> Kept:
-        refused: UserError | None = None
-        if rank_and_size()[0] == 0:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                free = self._lock.acquire()
-            except OSError as error:
-                refused = UserError(
-                    f"cannot write in {self.folder} ({error.strerror}); copy the run to a place you own"
-                )
-            else:
-                if free:
-                    self._lock.describe_holder()
-                    sweep(self.folder)
-                else:
-                    who = f"{self._lock.holder()}, in {self.folder}"
-                    refused = UserError(f"the same evaluation is already under way ({who}); wait for it")
-        fail_together(refused)
+        with together():
+            if rank_and_size()[0] == 0:
+                lock_folder(self._lock, "the same evaluation", "copy the run to a place you own")
+                sweep(self.folder)
         return self
 
     def __exit__(

@@ -52,8 +52,7 @@ def find_similar(
     tensor([[0, 2],
             [1, 2]])
     """
-    if k < 1:
-        raise UserError(f"k is {k}; at least one similar image must be asked for")
+    check_k(k)
     if queries.shape[1:] != collection.shape[1:]:
         raise UserError(
             f"query features {tuple(queries.shape)} and collection features {tuple(collection.shape)} differ in width; "
@@ -67,6 +66,12 @@ def find_similar(
         cosine, found = streaming.topk(q, c, k, exclude=same)
         return Found(cosine, found, f"exact over {len(c):,} images", None)
     return _by_faiss(q, c, k, same)
+
+
+def check_k(k: int) -> None:
+    """Refuse to look for no images; to be asked before anything is computed, too."""
+    if k < 1:
+        raise UserError(f"k is {k}; at least one similar image must be asked for")
 
 
 def choose(index: str, queries: int, images: int) -> str:
