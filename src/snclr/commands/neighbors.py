@@ -227,8 +227,6 @@ def _queries(
 
 def _table(space: Space, group: _Queries, pool: _Pool, k: int) -> list[NeighborRow]:
     """The rows of some queries, with indices of their sources, ranked by w."""
-    import torch
-
     from snclr.evaluate.neighbors import class_names, neighbor_table
     from snclr.evaluate.queries import query_labels, same_images
 
@@ -236,13 +234,10 @@ def _table(space: Space, group: _Queries, pool: _Pool, k: int) -> list[NeighborR
     labels = class_names(source, ids)
     query_ids = candidate_ids = None
     if pool.source is not None:
-        same_set = source is pool.source or source.fingerprint() == pool.source.fingerprint()
-        ours, theirs = (
-            (torch.arange(len(source)),) * 2 if same_set else same_images(source, pool.source)
-        )  # equal numbers are the same image
+        ours, theirs = same_images(source, pool.source)
         query_ids, candidate_ids = ours[ids], theirs[pool.ids]
-        if not same_set:
-            labels = [query_labels(source, pool.source, ours, theirs)[index] for index in ids.tolist()]
+        known = query_labels(source, pool.source, ours, theirs)
+        labels = [known[index] for index in ids.tolist()]
     table = neighbor_table(
         group.y2.features, pool.features,
         query_keys=[source.key(index) for index in ids.tolist()],

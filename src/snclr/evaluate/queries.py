@@ -47,10 +47,12 @@ def same_images(queries: Source, collection: Source) -> tuple[Tensor, Tensor]:
 
     Files are the same by the file system's word, whatever their names: a link to an image is that image.
     """
+    if is_same_set(queries, collection):
+        return torch.arange(len(queries)), torch.arange(len(collection))
+    if isinstance(queries, Subset) and is_same_set(queries.source, collection):
+        return torch.from_numpy(queries.index), torch.arange(len(collection))
     ours = torch.full((len(queries),), -1)
     theirs = torch.full((len(collection),), -2)
-    if isinstance(queries, Subset) and queries.source is collection:
-        return torch.from_numpy(queries.index), torch.arange(len(collection))
     number: dict[tuple[int, int], int] = {}
     for index in range(len(queries)):
         identity = _identity(file_of(queries, index))
@@ -62,6 +64,22 @@ def same_images(queries: Source, collection: Source) -> tuple[Tensor, Tensor]:
             if identity is not None:
                 theirs[index] = number.get(identity, -2)
     return ours, theirs
+
+
+def is_same_set(one: Source, other: Source) -> bool:
+    """Whether two sources are the very same images in the same order, opened once or twice.
+
+    A folder's fingerprint is of its names alone, so that a moved data set is the same one: here two folders that both
+    have a 0.png are two sets.
+    """
+    if one is other:
+        return True
+    if isinstance(one, FileSource) and isinstance(other, FileSource):
+        here, there = _identity(one.folder), _identity(other.folder)
+        return here is not None and here == there and one.fingerprint() == other.fingerprint()
+    if isinstance(one, Subset) and isinstance(other, Subset):
+        return np.array_equal(one.index, other.index) and is_same_set(one.source, other.source)
+    return type(one) is type(other) and one.fingerprint() == other.fingerprint()
 
 
 def query_labels(queries: Source, collection: Source, ours: Tensor, theirs: Tensor) -> list[str | None]:
