@@ -90,6 +90,8 @@ class Run:
     def key(self) -> str:
         """Digest of all that decides the record: the training and how it is measured."""
         measured = {n: v for n, v in dataclasses.asdict(self.evaluation).items() if n not in ("data", "test")}
+        if self.evaluation.kind == "cost" and self.given.get("compile"):
+            measured["compile"] = True  # no other weights, but other seconds
         return _digest([_chosen(self.settings), self.data, measured])
 
     def is_recorded_by(self, record: Mapping[str, Any]) -> bool:

@@ -233,6 +233,7 @@ def _where(job: dict[str, Any]) -> dict[str, Any]:
         "threads": config.threads or torch.get_num_threads(),
         "workers": config.workers,
         "processes": config.devices,
+        **({"compile": True} if config.compile else {}),
         "jobs": job["jobs"],
     }
 
