@@ -81,16 +81,27 @@ def _train(job: dict[str, Any]) -> int:
     from snclr.train.pretrain import pretrain
 
     run, attempts = RunFolder(job["folder"]), Path(job["attempts"])
-    _close_lost(attempts, run)
+    first = _starts_first()
+    if first:
+        _close_lost(attempts, run)
     if run.encoder_weights.is_file() and any(line.get("complete") for line in _lines(attempts)):
         return 0
     began, cpu = time.time(), time.process_time()
-    _append(attempts, {"started": began, "pid": os.getpid()})
+    if first:
+        _append(attempts, {"started": began, "pid": os.getpid()})
     result = pretrain(**job["given"], out=job["folder"], resume=True, quiet=True)
     if rank_and_size()[0] == 0:
         spent = {"seconds": time.time() - began, "cpu_seconds": time.process_time() - cpu, **peak_memory()}
         _append(attempts, {**spent, "steps": result.step, "skipped": result.skipped, "complete": result.complete})
     return result.exit_code if not result.complete else 0
+
+
+def _starts_first() -> bool:
+    """Whether this is process 0 or the only one, by what launchers say: asked before the processes have met.
+
+    The others must not touch the record of attempts: they would take process 0's for one that was killed.
+    """
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def _close_lost(attempts: Path, run: RunFolder) -> None:
