@@ -234,6 +234,15 @@ def make_run(
     return Run(entry.label, seed, given, settings, data, evaluation)
 
 
+def check_name(name: str) -> None:
+    """Refuse a study's name that its files cannot have, before anything is run."""
+    if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\") or len(name.encode()) > 150:
+        raise UserError(
+            f"--name {name!r}: the table's files are called by it, and no file can be called that. Give letters, "
+            f"digits, spaces and dashes, e.g. --name {slug(name)[:60]}"
+        )
+
+
 def slug(text: str) -> str:
     """A file name of it.
 
