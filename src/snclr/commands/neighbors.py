@@ -176,7 +176,7 @@ def _pool(
 
 
 def _queue_pool(run: str | Path, space: Space) -> _Pool:
-    from snclr.commands.explain import _training_images
+    from snclr.evaluate.queries import training_images
 
     queue = space.queue
     if queue is None or len(queue) == 0:
@@ -184,7 +184,7 @@ def _queue_pool(run: str | Path, space: Space) -> _Pool:
             f"the queue of {run} is empty, so it has no neighbours in it: train for a step, or give a folder of images "
             "as --candidates"
         )
-    trained_on, note = _training_images(run, data_of(run))
+    trained_on, note = training_images(run, data_of(run))
     words = f"the run's queue, {len(queue):,} features" + ("" if note is None else f" ({note})")
     return _Pool(queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu(), trained_on, words)
 

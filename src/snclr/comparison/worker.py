@@ -166,8 +166,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _measure(job: dict[str, Any]) -> dict[str, Any]:
     """kNN and linear accuracy on one set of features; to choose a setting kNN alone, on a part of the training set."""
-    from snclr.commands.evaluation import pick_device
     from snclr.data.splits import hold_out, open_splits, take
+    from snclr.devices import pick_device
     from snclr.evaluate.features import extract_features
     from snclr.evaluate.knn import knn
     from snclr.evaluate.linear import linear_cached
@@ -186,10 +186,9 @@ def _measure(job: dict[str, Any]) -> dict[str, Any]:
         words += f", {VALIDATION:.0%} of each training class held out to choose settings; the test part is not used"
     encoder, spec = load_encoder(Path(job["folder"]))
     train_labels, test_labels, _ = match_labels(train, test)
-    accelerator = given.get("accelerator", "auto")
     common: dict[str, Any] = {
         "image_size": spec.image_size, "workers": 0, "quiet": True,
-        "device": pick_device(accelerator if accelerator in ("cpu", "cuda") else "auto"),
+        "device": pick_device(given.get("accelerator", "auto")),
     }  # fmt: skip
     a = extract_features(encoder, train, labels=train_labels, **common)
     b = extract_features(encoder, test, labels=test_labels, **common)
