@@ -28,9 +28,7 @@ def test_auto_is_what_training_takes_and_all_that_is_here_is_accepted(monkeypatc
     assert pick_device(auto) == auto
 
 
-@pytest.mark.parametrize(
-    "device", ["cuda", "cuda:0", "mps", "meta", "xla", "cuda:x", "cpu:1", "", "cuda:-1"]
-)
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "mps", "meta", "xla", "cuda:x", "cpu:1", "", "cuda:-1"])
 def test_what_is_not_here_is_refused_with_what_is(monkeypatch, device):
     machine(monkeypatch, 0, False)
     with pytest.raises(UserError, match=r"give auto, or one that is: cpu$"):
