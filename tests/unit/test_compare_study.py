@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,6 +236,58 @@ def test_what_learns_from_labels_needs_a_test_part_of_its_own(workers, common, i
         compare(methods="snclr,supervised", seeds=1, **{**common, "data": str(images / "train")})
     compare(methods="snclr,supervised", seeds=1, **common)
     assert len(workers.started) == 2
+
+
+@pytest.mark.parametrize("how", ["same", "linked", "copied", "test", "part"])
+def test_the_set_itself_under_another_name_is_no_test_set(workers, common, images, tmp_path, how):
+    data = images / "train"
+    (tmp_path / "linked").symlink_to(data)
+    shutil.copytree(data, tmp_path / "copied")
+    named = {
+        "same": {"eval_data": str(data)}, "linked": {"eval_data": str(tmp_path / "linked")},
+        "copied": {"eval_data": str(tmp_path / "copied")},
+        "test": {"eval_data": str(images / "test"), "test": str(data)},
+        "part": {"eval_data": str(images)},
+    }[how]  # fmt: skip
+    given = {**common, "data": str(tmp_path / "all" if how == "part" else data), **named}
+    if how == "part":  # trained on a folder that has the test images too
+        (tmp_path / "all").mkdir()
+        for part in ("train", "test"):
+            for path in (images / part).rglob("*.png"):
+                name = tmp_path / "all" / path.parent.name / f"{part}-{path.name}"
+                name.parent.mkdir(exist_ok=True)
+                name.hardlink_to(path)
+    with pytest.raises(UserError, match="would learn from the labels of the test images"):
+        compare(methods="snclr,supervised", seeds=1, **given)
+    assert not workers.started
+    assert any("seen in pre-training" in note for note in compare(methods="snclr", seeds=1, **given)["notes"])
+
+
+def test_another_set_with_the_same_names_is_a_test_set(workers, common, images, tmp_path):
+    tiny_run.write_images(tmp_path / "other", seed=9)
+    given = {**common, "data": str(images / "train"), "eval_data": str(tmp_path / "other")}
+    found = compare(methods="snclr,supervised", seeds=1, **given)
+    assert len(workers.started) == 2
+    assert not any("seen in pre-training" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "a\\b", ".hidden", "a\nb", "x" * 300])
+def test_a_name_that_files_cannot_have_is_refused_before_anything_runs(workers, common, name):
+    for study in (compare, functools.partial(ablate, table="sides")):
+        with pytest.raises(UserError, match=r"no file can be called that\. .* --name "):
+            study(seeds=1, name=name, **common)
+    assert not workers.started
+    assert not common["out"].exists()
+
+
+def test_folders_that_cannot_be_written_are_said_before_anything_runs(workers, common, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="another --results folder"):
+        compare(methods="snclr", seeds=1, results=tmp_path / "file" / "results", **common)
+    with pytest.raises(UserError, match="another --out folder"):
+        compare(methods="snclr", seeds=1, **{**common, "out": tmp_path / "file"})
+    assert not workers.started
+    assert compare(methods="snclr", seeds=1, **common)["exit_code"] == 0  # nothing is left locked
 
 
 def test_a_common_setting_reaches_the_methods_that_use_it(workers, common):

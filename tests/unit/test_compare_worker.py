@@ -17,6 +17,7 @@ from snclr.comparison.plan import Entry, Evaluation, make_run
 from snclr.comparison.store import Records
 from snclr.data import splits
 from snclr.evaluate.results import read_results
+from snclr.train import loop
 from snclr.train.run_folder import RunFolder
 
 SMALL = {
@@ -34,9 +35,9 @@ def images(tmp_path_factory) -> Path:
     return folder
 
 
-def job_of(images: Path, out: Path, **how: object) -> dict:
-    entry = Entry("snclr", {"method": "snclr"})
-    run = make_run(entry, 0, {**SMALL, "data": str(images)}, data="abc", evaluation=Evaluation(**how))
+def job_of(images: Path, out: Path, *, given: dict | None = None, **how: object) -> dict:
+    entry, common = Entry("snclr", {"method": "snclr"}), {**SMALL, "data": str(images), **(given or {})}
+    run = make_run(entry, 0, common, data="abc", evaluation=Evaluation(**how))
     return {
         "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
         "data": {"name": images.name, "fingerprint": "abc"}, "evaluation": asdict(run.evaluation),
@@ -122,6 +123,29 @@ def test_the_cost_of_some_steps(images, tmp_path):
     assert record["numbers"]["seconds_per_step"] > 0
     assert record["cost"]["queue_mb"] == pytest.approx(40 * 16 * 4 / 1e6, abs=1e-3)
     assert not Path(job["folder"]).exists()
+
+
+def test_the_cost_is_that_of_the_training_compiled_and_with_its_threads(images, tmp_path, monkeypatch):
+    import torch
+
+    compiled, threads = [], []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    monkeypatch.setattr(loop, "training_step", lambda *_: threads.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        plain = job_of(images, tmp_path, kind="cost", steps=2)
+        assert worker.run_job(plain) == 0
+        assert not compiled
+        assert set(threads) == {1}
+        assert torch.get_num_threads() == 2
+        fast = job_of(images, tmp_path, given={"compile": True}, kind="cost", steps=2)
+        assert fast["record"] != plain["record"]
+        assert worker.run_job(fast) == 0
+        assert len(compiled) == 2  # the encoder and its momentum copy
+        assert json.loads(Path(fast["record"]).read_text())["where"]["compile"] is True
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_bad_input_is_said_and_gives_the_exit_code_2(images, tmp_path, capsys, monkeypatch):

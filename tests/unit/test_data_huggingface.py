@@ -140,6 +140,37 @@ def test_splits(tmp_path):
         open_source(spec, split="all")
 
 
+@pytest.mark.parametrize("kind", ["hf", "hf-stream"])
+def test_parts_of_saved_splits(tmp_path, kind):
+    datasets.DatasetDict({"train": table(8), "val": table(4)}).save_to_disk(str(tmp_path / "d"))
+    table(10).save_to_disk(str(tmp_path / "one"))
+    many, one = f"{kind}:{tmp_path}/d", f"{kind}:{tmp_path}/one"
+    for spec, count in ((many + ":train[:2]", 2), (many + ":train[75%:]", 2), (many + ":train+val", 12),
+                        (one + ":train", 10), (one + ":train[:2]", 2), (one + ":train[-3:]", 3)):  # fmt: skip
+        assert len(open_source(spec)) == count, spec
+    whole = open_source(one)
+    assert (open_source(one + ":train[7:]").load(0) == whole.load(7)).all()
+    for spec, words in (
+        (many + ":validation", "no split 'validation'; it has train, val. Name one"),
+        (many + ":validation[:2]", "it has train, val"),
+        (many + ":train[two]", r"such as train\[:100\]"),
+        (one + ":test", "no split 'test'; it has train"),
+        (one + ":test[:2]", "it has train"),
+    ):
+        with pytest.raises(UserError, match=words):
+            open_source(spec)
+
+
+def test_a_saved_split_keeps_its_name(tmp_path):
+    table(6).to_parquet(str(tmp_path / "a.parquet"))
+    files = {"test": str(tmp_path / "a.parquet")}
+    datasets.load_dataset("parquet", data_files=files, split="test").save_to_disk(str(tmp_path / "d"))
+    assert len(open_source(f"hf:{tmp_path}/d:test[:4]")) == 4
+    assert len(open_source(f"hf:{tmp_path}/d")) == 6  # one split is what there is to train on
+    with pytest.raises(UserError, match="it has test"):
+        open_source(f"hf:{tmp_path}/d:train")
+
+
 def test_columns(tmp_path):
     more = {"thumb": ([{"bytes": jpeg(50 + n), "path": None} for n in range(10)], datasets.Image())}
     more["name"] = ([f"n{n % 3}" for n in range(10)], datasets.Value("string"))

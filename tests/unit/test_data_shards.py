@@ -361,3 +361,19 @@ def test_parts_of_shards_for_evaluation(tmp_path):
 def test_labels_are_sorted_as_numbers_however_long():
     longer = "1" + "0" * 5000
     assert sort_classes([longer, "9", "010", "10", "0"]) == ["0", "9", "010", "10", longer]
+
+
+@pytest.mark.parametrize("size", [2**62, 2**70, 2**87])
+def test_a_shard_that_claims_a_file_larger_than_any_is_damaged(tmp_path, size):
+    path = tmp_path / "a.tar"
+    make_tar(path, [("0.jpg", jpeg(0)), ("1.jpg", jpeg(1))])
+    data = bytearray(path.read_bytes())
+    at = data.index(b"1.jpg")
+    data[at + 124 : at + 136] = b"\x80" + size.to_bytes(11, "big")
+    header = data[at : at + 512]
+    data[at + 148 : at + 156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32)
+    path.write_bytes(data)
+    with pytest.raises(
+        UserError, match=rf"a\.tar is damaged: its header at byte {at} says that 1\.jpg has {size} bytes"
+    ):
+        open_source(str(path))

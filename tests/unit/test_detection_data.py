@@ -135,6 +135,9 @@ def rle(**changes):
         (bad_annotation(bbox=[1, 2, 0, 10]), "has no area"),
         (bad_annotation(bbox=[1, 2, 10]), "not four finite numbers"),
         (bad_annotation(bbox=[1, 2, float("nan"), 10]), "not four finite numbers"),
+        (bad_annotation(bbox=[1, 2, 10**400, 10]), "not four finite numbers"),
+        (bad_annotation(segmentation=[[1, 2, 3, 4, 5, 10**400]]), "three or more points"),
+        (bad_annotation(segmentation=rle(counts=[10**4298] * 50)), "more pixels than can be counted"),
         (bad_annotation(segmentation=[]), "the polygon is empty"),
         (bad_annotation(segmentation=[[]]), "the polygon is empty"),
         (bad_annotation(segmentation=[[1, 2, 3, 4]]), "three or more points"),
@@ -172,6 +175,7 @@ def test_a_bad_annotation_is_named_and_left_out(folder, edit, reason):
         ({"file_name": "/etc/hostname"}, "leads out of the image folder"),
         ({"width": 0}, "width and height"),
         ({"height": "64"}, "width and height"),
+        ({"width": 10**400}, "width and height"),
         ({"id": None}, "not a number"),
         ({"id": 2}, "there twice"),
     ],
@@ -188,6 +192,13 @@ def test_a_bad_image_is_named_and_takes_its_objects_along(folder, changes, reaso
         check_share(train, 0.1)
     if "id" not in changes:
         check_share(train, 0.5)
+
+
+def test_an_area_of_any_length_is_no_area(folder):
+    change(folder, lambda content: content["annotations"][0].update(area=10**400))
+    (train, _, _), plain = open_coco(folder), tiny_coco.content(6, seed=0)[0]["annotations"][0]["bbox"]
+    assert train.faults == []
+    assert train.objects[0][0].area == plain[2] * plain[3]
 
 
 def test_a_box_over_the_edge_is_clipped_and_said(folder):

@@ -287,6 +287,15 @@ def test_the_queue_gives_names_of_training_images(run, images, tmp_path):
     assert all(row["key"] not in [one["key"] for one in row["neighbors"]] for row in whole["rows"])
 
 
+def test_another_folder_with_the_same_names_is_searched_whole(run, images, tmp_path):
+    copied = Path(shutil.copytree(images, tmp_path / "copy"))
+    found = snclr.neighbors(run, data=str(images), candidates=str(copied), k=1, quiet=True)
+    assert {row["key"] for row in found["rows"]} == {row["neighbors"][0]["key"] for row in found["rows"]}
+    assert all(row["neighbors"][0]["cosine"] == pytest.approx(1.0, abs=1e-5) for row in found["rows"])
+    again = snclr.neighbors(run, data=str(images), candidates=str(images), k=1, quiet=True)
+    assert not any(row["key"] == row["neighbors"][0]["key"] for row in again["rows"])
+
+
 def test_shares_by_rank_are_a_result(run):
     found = snclr.neighbors(run, k=2, rows=3, quiet=True)
     (result,) = read_results(run, "neighbors")
@@ -386,6 +395,10 @@ def test_data_that_cannot_be_evaluated_on_is_told_so(run, bad, command, data, wo
         (["knn", "{run}", "--devices", "0"], "devices is '0'"),
         (["linear", "{run}", "--nodes", "0"], "nodes is 0"),
         (["knn", "{run}", "--k", "0"], "k is 0"),
+        (["knn", "{run}", "--device", "meta"], "there is no device 'meta' on this machine; give auto, or one that is"),
+        (["neighbors", "{run}", "--device", "xla"], "there is no device 'xla'"),
+        (["explain", "{run}", "red/red_1.png", "--device", "mps:3"], "there is no device 'mps:3'"),
+        (["linear", "{run}", "--device", "cuda:99"], "there is no device 'cuda:99'"),
         (["neighbors", "{run}", "--rows", "0"], "rows 0"),
         (["neighbors", "{run}", "--out", "a.gif"], ".png"),
         (["neighbors", "{run}", "nowhere.png"], "nowhere.png"),

@@ -20,6 +20,7 @@ from snclr.data.decode import decode
 from snclr.data.views import eval_view, normalise
 from snclr.errors import UserError
 from snclr.evaluate.explain import Views, explain_loss
+from snclr.evaluate.neighbor_space import weigh_as_trained
 from snclr.soft_neighbors import FORMS, SIDES, SoftNeighborLoss
 from snclr.train.saved_run import load_method
 
@@ -192,3 +193,25 @@ def test_bad_input(run, images, image, flags, words, capsys):
 def test_a_folder_that_is_no_run(images, tmp_path):
     with pytest.raises(UserError, match="not a run"):
         snclr.explain(tmp_path, images / "red/red_1.png")
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"gamma": 0.5, "attention_temperature": 0.3},
+        {"gamma": "max", "attention": "linear", "attention_gradient": True},
+        {"weights": "hard"},
+    ],
+)
+def test_eq_4_of_evaluations_is_that_of_the_loss(choices):
+    generator = torch.Generator().manual_seed(3)
+    criterion = SoftNeighborLoss(dim=6, queue_length=20, neighbors=4, **choices)
+    with torch.no_grad():
+        for part in (*criterion.f1.parameters(), *criterion.f2.parameters()):
+            part.add_(torch.randn(part.shape, generator=generator))
+    criterion.queue.push(unit(generator, 9, 6), torch.arange(9))
+    y1, z1, y2 = (unit(generator, 5, 6) for _ in range(3))
+    trained = criterion(y1, z1, y2, torch.arange(5))
+    near = criterion.queue.candidates[trained.neighbors.index.clamp(min=0)]
+    w = weigh_as_trained(criterion, y1, near, trained.neighbors.mask, gamma=criterion.settings.gamma)
+    torch.testing.assert_close(w.detach(), trained.w)

@@ -8,8 +8,8 @@ import pytest
 import snclr
 
 PACKAGE = Path(snclr.__file__).parent
-SMALL = {"errors", "durable", "progress", "distributed"}
-"""What anyone may use: errors, files, progress, other processes."""
+SMALL = {"errors", "durable", "progress", "distributed", "devices", "json_values"}
+"""What anyone may use: errors, files, progress, other processes, devices, checks of what JSON holds."""
 
 
 def imports(path):
@@ -36,17 +36,50 @@ def files(name):
         ("errors", set()),
         ("streaming", set()),
         ("soft_neighbors", {"errors", "streaming"}),  # the method on one page needs nothing of ours but its kernels
+        ("devices", {"errors"}),
+        ("json_values", set()),
         ("data", SMALL),
         ("encoders", {"errors", "vits"}),
         ("methods", SMALL | {"soft_neighbors", "streaming", "heads", "ema"}),
         ("recipes", {"errors"}),
         ("train", SMALL | {"config", "data", "methods", "encoders", "sync_batch_norm", "export"}),
         ("evaluate", SMALL | {"data", "encoders", "soft_neighbors", "streaming", "sync_batch_norm", "export", "train"}),
+        ("export", SMALL | {"data", "encoders", "vits", "train"}),
+        ("report", SMALL | {"data", "export", "train", "evaluate"}),
+        ("detection", SMALL | {"data", "encoders", "sync_batch_norm", "export", "train", "report"}),
+        ("comparison", SMALL | {"config", "data", "methods", "export", "train", "evaluate"}),
     ],
 )
 def test_a_part_imports_only_what_stands_before_it(part, allowed):
-    used = {name.split(".")[0] for path in files(part) for name in imports(path)}
+    used = {name.split(".")[0] for path in files(part) for name in imports(path) if not is_call(path, name)}
     assert used - {part} <= allowed
+
+
+def is_call(path, name):
+    """`snclr.export` and `snclr.report` are parts and functions: called, they go to the command."""
+    return path.name == "__init__.py" and name == f"commands.{path.parent.name}"
+
+
+def test_training_and_export_know_each_other_by_three_files_only():
+    between = {
+        (path.relative_to(PACKAGE).as_posix(), name)
+        for part, other in (("train", "export."), ("export", "train."))
+        for path in files(part)
+        for name in imports(path)
+        if name.startswith(other)
+    }
+    assert between == {
+        ("train/pretrain.py", "export.encoder"),
+        ("train/inputs.py", "export.foreign"),
+        ("export/encoder.py", "train.tensor_file"),
+    }
+
+
+@pytest.mark.parametrize("part", ["evaluate", "report", "detection"])
+def test_what_is_borrowed_from_training_is_small(part):
+    used = {name for path in files(part) for name in imports(path) if name.split(".")[0] == "train"}
+    small = ("checkpoint", "optim", "run_folder", "saved_run", "schedule", "signals")
+    assert used - {"train"} <= {f"train.{name}" for name in small}
 
 
 def test_evaluation_does_not_know_the_methods_and_the_loop_not_which_it_runs():

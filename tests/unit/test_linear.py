@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from snclr.data.sources import ArraySource, FileSource
 from snclr.errors import UserError
-from snclr.evaluate.linear import LEARNING_RATES, linear_cached, linear_probe
+from snclr.evaluate.linear import LEARNING_RATES, linear_cached, linear_probe, paper_lr
 from snclr.evaluate.linear_heads import LinearHeads
 from snclr.evaluate.scoring import match_labels, top_shares, true_ranks
 
@@ -231,6 +232,30 @@ def test_the_probe_learns_and_leaves_the_encoder_bitwise_alone() -> None:
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
 
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("vit_tiny_patch16_224", 3.0), ("deit_tiny_distilled_patch16_224", 3.0), ("beit_base_patch16_224", 3.0),
+        ("eva02_tiny_patch14_224", 3.0), ("levit_128s", 0.1), ("mobilevit_xxs", 0.1), ("resnet18", 0.1),
+    ],
+)  # fmt: skip
+def test_the_papers_learning_rate_goes_by_the_class_of_the_network_not_by_its_name(name: str, rate: float) -> None:
+    with torch.device("meta"):
+        assert paper_lr(timm.create_model(name, num_classes=0)) == rate
+
+
+def test_the_probes_protocol_says_whose_learning_rate_it_is() -> None:
+    train, test = coloured(8, ["red", "green"]), coloured(4, ["red", "green"], seed=1)
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=16, embed_dim=12, depth=1)
+    for encoder, base, words in (
+        (vit, None, "(3 × batch/256, the paper's for ViTs)"),
+        (tiny_encoder(), None, "(0.1 × batch/256, the paper's for ResNets)"),
+        (tiny_encoder(), 0.7, "(0.7 × batch/256, given)"),
+    ):
+        done = linear_probe(encoder, train, test, image_size=16, epochs=1, base_lr=base, batch_size=8, quiet=True)
+        assert words in done.protocol
+
+
 def test_the_probe_is_the_same_for_any_chunk_and_from_the_seed() -> None:
     train, test = coloured(40, ["red", "green"]), coloured(20, ["red", "green"], seed=1)
     options = {"image_size": 8, "epochs": 2, "batch_size": 16, "quiet": True}
@@ -261,7 +286,7 @@ def test_the_learning_rate_follows_the_batch_which_follows_the_data() -> None:
     assert result.learning_rate == pytest.approx(0.1 * 64 / 256)
     parts = (
         *("frozen encoder", "random resized crop and flip at 8 px", "momentum 0.9", "weight decay 0", "1 epochs"),
-        *("batch 64", "cosine to 0", "learning rate 0.025 (0.1 × batch/256)", "seed 0", "centre crops"),
+        *("batch 64", "cosine to 0", "learning rate 0.025 (0.1 × batch/256,", "seed 0", "centre crops"),
         *("64 training and 8 test images, 2 classes", "colours by hand"),
     )
     assert [part for part in parts if part not in result.protocol] == []

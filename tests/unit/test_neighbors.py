@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from snclr.data.sources import ArraySource
+from snclr.data.sources import ArraySource, FileSource
+from snclr.data.splits import Subset
 from snclr.errors import UserError
-from snclr.evaluate.features import Features, pixel_features
+from snclr.evaluate.features import Features
 from snclr.evaluate.neighbors import (
     Neighbor,
     NeighborRow,
     class_names,
-    find_neighbors,
     neighbor_table,
     pick_queries,
     same_class_share,
 )
+from snclr.evaluate.queries import same_images
 
 
 def keys(prefix: str, count: int) -> list[str]:
@@ -97,31 +98,33 @@ def source(n: int, *, prefix: str = "s", seed: int = 0) -> ArraySource:
     return ArraySource("s", images, labels, ["even", "odd"], prefix=prefix)
 
 
-def test_in_one_source_the_query_is_left_out_and_indices_are_the_sources() -> None:
-    images = source(12)
-    features = pixel_features(images, 4)
-    kept = features.take(torch.tensor([2, 5, 7, 8, 11]))  # as if the others could not be read
-    rows = find_neighbors(images, kept.take(torch.tensor([1, 3])), images, kept, k=4)
-    assert [(row.index, row.key, row.label) for row in rows] == [(5, "s/5", "odd"), (8, "s/8", "even")]
-    for row in rows:
-        assert {found.index for found in row.neighbors} == {2, 5, 7, 8, 11} - {row.index}
-        for found in row.neighbors:
-            assert found.key == f"s/{found.index}"
-            known = None if found.index == 11 else (found.index - row.index) % 2 == 0
-            assert found.same_class == known
-
-
 def test_another_source_may_hold_the_same_index() -> None:
-    one, other = source(6), source(6, prefix="t")
-    other.images[:] = one.images
-    rows = find_neighbors(one, pixel_features(one, 4), other, pixel_features(other, 4), k=1)
-    assert [row.neighbors[0].index for row in rows] == list(range(6))
-    assert all(row.neighbors[0].cosine == pytest.approx(1.0, abs=1e-5) for row in rows)
+    ours, theirs = same_images(source(6), source(6, prefix="t"))
+    assert not set(ours.tolist()) & set(theirs.tolist())
 
 
 def test_an_equal_source_opened_twice_is_the_same_source() -> None:
-    rows = find_neighbors(source(6), pixel_features(source(6), 4), source(6), pixel_features(source(6), 4), k=5)
-    assert all(row.index not in {found.index for found in row.neighbors} for row in rows)
+    ours, theirs = same_images(source(6), source(6))
+    assert ours.tolist() == theirs.tolist() == list(range(6))
+    picked = Subset(source(6), np.array([4, 1]))
+    assert [part.tolist() for part in same_images(picked, source(6))] == [[4, 1], list(range(6))]
+
+
+def test_folders_with_the_same_names_are_two_sets_and_a_link_to_one_is_that_one(tmp_path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"{number}.png").write_bytes(name.encode())
+    (tmp_path / "again").symlink_to(tmp_path / "a")
+    one, other, again = (FileSource(n, tmp_path / n, ["0.png", "1.png", "2.png"]) for n in ("a", "b", "again"))
+    assert one.fingerprint() == other.fingerprint()
+    ours, theirs = same_images(one, other)
+    assert not set(ours.tolist()) & set(theirs.tolist())
+    assert [part.tolist() for part in same_images(one, again)] == [[0, 1, 2], [0, 1, 2]]
+    picked = Subset(one, np.array([2]))
+    ours, theirs = same_images(picked, other)
+    assert not set(ours.tolist()) & set(theirs.tolist())
+    assert same_images(picked, again)[0].tolist() == [2]
 
 
 def test_shares_by_rank() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from report_page import HOSTILE, Taken
 
-from snclr.report.markup import data_block, escape, figure, is_number, name, picture_uri, sheet_uri, tile, visible
+from snclr.json_values import is_number
+from snclr.report.markup import data_block, escape, figure, name, picture_uri, sheet_uri, tile, visible
 
 ANY_TEXT = st.text(st.characters(), max_size=60) | st.sampled_from(HOSTILE)
 

@@ -390,6 +390,21 @@ def test_small_pictures_lose_nothing(images):
     assert eval_view(noise(3, 50, 3), 8).shape == (8, 8, 3)
 
 
+@pytest.mark.parametrize("length", [40, 400, 1500])
+def test_a_thin_picture_is_not_scaled_as_a_whole_and_gives_the_same_centre(length, monkeypatch):
+    ramp = np.repeat(np.linspace(0, 255, length).round().astype(np.uint8), 2 * 3).reshape(length, 2, 3)
+    whole = np.asarray(Image.fromarray(ramp).resize((16, 8 * length), Image.Resampling.BICUBIC))
+    made, resize = [], Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda image, size, *a, **k: made.append(size) or resize(image, size, *a, **k)
+    )
+    tall, wide = eval_view(ramp, 16), eval_view(ramp.swapaxes(0, 1), 16)
+    assert made == [(16, 16), (16, 16)]
+    centre = whole[4 * length - 8 :][:16].astype(int)
+    assert np.abs(tall - centre).max() <= 1
+    assert np.abs(wide.swapaxes(0, 1) - centre).max() <= 1
+
+
 def test_train_crop_is_a_crop_and_nothing_else(images):
     got = train_crop(images[3], 32, seed=4, epoch=5, index=6)
     box = crops.random_boxes(uniforms(4, 5, np.array([6]), 0, crops.CROP_NUMBERS), 32, 32, (0.08, 1.0))[0]

@@ -113,6 +113,7 @@ def carry_out(
     study: Study, out: str | Path, results: str | Path | None, *, jobs: int, keep_runs: bool, dry_run: bool, quiet: bool
 ) -> dict[str, Any]:
     """Make a study's runs, then its table, files and figures; or, dry, only say what would be made."""
+    from snclr.comparison.plan import check_name
     from snclr.comparison.runner import Place
     from snclr.comparison.store import Records
     from snclr.comparison.study import conduct, estimate
@@ -120,13 +121,15 @@ def carry_out(
 
     if jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
+    check_name(study.name)
     place = Place(
         out=Path(out), records=Records(results or Path(out) / "results"), jobs=jobs, keep_runs=keep_runs, quiet=quiet
     )
     if dry_run:
         return {"exit_code": 0, "dry_run": True, "title": study.title, "rule": study.rule, **estimate(study, place)}
+    _check_folder(place.out, "--out")
+    _check_folder(place.records.folder, "--results" if results else "--out")
     try:
-        place.out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(place.out / ".snclr-compare.lock")
         free = lock.acquire()
     except OSError as error:
@@ -140,6 +143,18 @@ def carry_out(
     finally:
         lock.release()
     return {**table, "exit_code": outcome.exit_code, "failed": outcome.failed, "files": files}
+
+
+def _check_folder(folder: Path, flag: str) -> None:
+    """Write in a folder before hours of training do: they would have nowhere to put what they found."""
+    import tempfile
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+    except OSError as error:
+        raise UserError(f"cannot write in {folder} ({error.strerror}); choose another {flag} folder") from error
 
 
 def write_files(study: dict[str, Any], records: Any, out: Path) -> tuple[dict[str, str], dict[str, Any]]:

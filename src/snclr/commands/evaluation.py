@@ -42,7 +42,7 @@ def add_common_flags(parser: argparse.ArgumentParser, *, cache: bool = True) -> 
 def add_compute_flags(parser: argparse.ArgumentParser, *, cache: bool = True) -> None:
     """Where and by how many processes to compute; with `cache`, whether features are kept."""
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode images")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
     parser.add_argument(
         "--devices", default="1", metavar="N", help="processes that share the work, one a GPU; auto: all GPUs here"
     )
@@ -137,6 +137,7 @@ def _start(device: str, devices: str, nodes: int) -> str:
     """The device of this process, after starting others where they were asked for."""
     import torch
 
+    from snclr.devices import pick_device
     from snclr.distributed import is_distributed
     from snclr.errors import UserError
 
@@ -147,7 +148,7 @@ def _start(device: str, devices: str, nodes: int) -> str:
     launched = any(int(os.environ.get(name, "1")) > 1 for name in (_TORCHRUN, _SRUN))
     chosen = pick_device(device)
     if is_distributed():  # a second evaluation of one program
-        return chosen if chosen == "cpu" else f"cuda:{torch.cuda.current_device()}"
+        return f"cuda:{torch.cuda.current_device()}" if chosen.startswith("cuda") else chosen
     if devices == "1" and nodes == 1 and not launched:
         return chosen
     from snclr.train.launch import start
@@ -186,6 +187,7 @@ def open_subject(
 ) -> Subject:
     """Load the run's encoder and open its data, or the data given."""
     from snclr.data.splits import open_splits
+    from snclr.devices import pick_device
 
     encoder, spec = run_encoder(run)
     train, tested, words = open_splits(data or data_of(run), test, seed=seed)
@@ -218,22 +220,6 @@ def data_of(run: str | Path) -> str:
     if not isinstance(data, str):
         raise UserError(f"{run} does not say which images it was trained on; give --data")
     return data
-
-
-def pick_device(device: str) -> str:
-    """`auto` is a GPU where there is one."""
-    import torch
-
-    from snclr.errors import UserError
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device {device} was asked for, but torch sees no CUDA device; give --device cpu or auto")
-    try:
-        return str(torch.device(device))
-    except RuntimeError as error:
-        raise UserError(f"there is no device {device!r}; give auto, cpu or cuda") from error
 
 
 def finish(found: dict[str, Any], a: argparse.Namespace, show_found: Callable[[dict[str, Any], bool], None]) -> int:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.commands.evaluation import pick_device
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +56,9 @@ def explain(
     `candidates` is "queue", the features the run was last compared with, or a folder of images.
     """
     from snclr.data.views import eval_view, normalise
+    from snclr.devices import pick_device
     from snclr.evaluate.explain import VIEW, explain_loss, project_views
+    from snclr.evaluate.queries import training_images
     from snclr.train.run_folder import RunFolder
     from snclr.train.saved_run import load_method
 
@@ -70,7 +71,7 @@ def explain(
             f"{run} was trained with {config.method}, and explain takes SNCLR's loss apart: give a run of --method"
             " snclr, or ask snclr search for the most similar images of any run"
         )
-    trained_on, note = _training_images(run, config.data)
+    trained_on, note = training_images(run, config.data)
     picture, query = _picture(image, trained_on, config.image_size)
     pixels = normalise(eval_view(picture, config.image_size)[None], where)
     views = project_views(method, pixels)
@@ -101,32 +102,6 @@ def _torch_device(name: str) -> Any:
     import torch
 
     return torch.device(name)
-
-
-def _training_images(run: str | Path, data: str) -> tuple[Source | None, str | None]:
-    """The images a run was trained on, or None and why: the queue's entries then have numbers, but no names."""
-    from snclr.data.sources import open_source
-
-    try:
-        source = open_source(data, split="train")
-    except UserError as error:
-        return None, f"the run's images are not at hand, so neighbours are shown by number alone: {error}"
-    if _fingerprint_of(run) not in (None, source.fingerprint()):
-        return None, f"the images of {data} have changed since the run, so neighbours are shown by number alone"
-    return source, None
-
-
-def _fingerprint_of(run: str | Path) -> str | None:
-    """The fingerprint of the data in the run's newest readable checkpoint."""
-    from snclr.train.run_folder import RunFolder
-
-    for folder in sorted(RunFolder(run).checkpoints.glob("step-*"), reverse=True):
-        try:
-            found = json.loads((folder / "info.json").read_bytes()).get("data")
-        except (OSError, ValueError, AttributeError):
-            continue
-        return found if isinstance(found, str) else None
-    return None
 
 
 def _picture(image: str | Path, trained_on: Source | None, size: int) -> tuple[Picture, Source]:
@@ -230,7 +205,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--candidates", default="queue", help="queue, or a folder of images to find neighbours in")
     parser.add_argument("--out", metavar="PNG", help="the figure (default: RUN/figures/explain-IMAGE.png)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that decode candidates")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(handler=_run)
 

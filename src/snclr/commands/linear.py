@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 cached   features of centre crops computed once; a grid of learning rates, the best chosen on a held-out part of the
          training set, never on the test set
 paper    random resized crops and flips through the frozen encoder in every epoch; SGD 0.9, no weight decay, cosine,
-         base learning rate 0.1 for ResNets and 3 for ViTs × batch/256
+         base learning rate × batch/256: 3 for ViTs (timm's VisionTransformer, Beit, Eva), 0.1 for any other network
 
 The same command goes on where an interrupted one stopped. Features are kept in RUN/evaluation/features.
 """
@@ -90,15 +90,14 @@ def _paper(
     at: Session, s: Subject, *, lr: float | None, workers: int, seed: int, kept: Kept, **settings: Any
 ) -> tuple[Any, int]:
     from snclr.evaluate.feature_store import open_store
-    from snclr.evaluate.linear import BASE_LR, linear_probe
+    from snclr.evaluate.linear import linear_probe
 
-    kind = "vit" if "vit" in s.spec.name or "deit" in s.spec.name else "resnet"
     size = s.spec.image_size
     store = None
     if at.cache:
         store = open_store(s.run, "encoder", s.encoder.state_dict(), s.test, image_size=size, device=at.device)
     result = linear_probe(
-        s.encoder, s.train, s.test, image_size=size, base_lr=BASE_LR[kind] if lr is None else lr, seed=seed,
+        s.encoder, s.train, s.test, image_size=size, base_lr=lr, seed=seed,
         workers=workers, device=at.device, data=s.words, kept=kept, stop=at.stop, store=store, quiet=at.quiet,
         **settings,
     )  # fmt: skip

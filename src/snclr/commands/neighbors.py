@@ -176,7 +176,7 @@ def _pool(
 
 
 def _queue_pool(run: str | Path, space: Space) -> _Pool:
-    from snclr.commands.explain import _training_images
+    from snclr.evaluate.queries import training_images
 
     queue = space.queue
     if queue is None or len(queue) == 0:
@@ -184,7 +184,7 @@ def _queue_pool(run: str | Path, space: Space) -> _Pool:
             f"the queue of {run} is empty, so it has no neighbours in it: train for a step, or give a folder of images "
             "as --candidates"
         )
-    trained_on, note = _training_images(run, data_of(run))
+    trained_on, note = training_images(run, data_of(run))
     words = f"the run's queue, {len(queue):,} features" + ("" if note is None else f" ({note})")
     return _Pool(queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu(), trained_on, words)
 
@@ -227,8 +227,6 @@ def _queries(
 
 def _table(space: Space, group: _Queries, pool: _Pool, k: int) -> list[NeighborRow]:
     """The rows of some queries, with indices of their sources, ranked by w."""
-    import torch
-
     from snclr.evaluate.neighbors import class_names, neighbor_table
     from snclr.evaluate.queries import query_labels, same_images
 
@@ -236,13 +234,10 @@ def _table(space: Space, group: _Queries, pool: _Pool, k: int) -> list[NeighborR
     labels = class_names(source, ids)
     query_ids = candidate_ids = None
     if pool.source is not None:
-        same_set = source is pool.source or source.fingerprint() == pool.source.fingerprint()
-        ours, theirs = (
-            (torch.arange(len(source)),) * 2 if same_set else same_images(source, pool.source)
-        )  # equal numbers are the same image
+        ours, theirs = same_images(source, pool.source)
         query_ids, candidate_ids = ours[ids], theirs[pool.ids]
-        if not same_set:
-            labels = [query_labels(source, pool.source, ours, theirs)[index] for index in ids.tolist()]
+        known = query_labels(source, pool.source, ours, theirs)
+        labels = [known[index] for index in ids.tolist()]
     table = neighbor_table(
         group.y2.features, pool.features,
         query_keys=[source.key(index) for index in ids.tolist()],

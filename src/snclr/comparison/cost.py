@@ -19,21 +19,19 @@ def measure_cost(given: dict[str, Any], *, steps: int) -> dict[str, Any]:
 
     from snclr.comparison.worker import peak_memory
     from snclr.config import resolve
-    from snclr.data.sources import open_source
     from snclr.train.loop import training_step
+    from snclr.train.pretrain import _threads
 
     config = resolve({**given, "out": "unused"})
-    t = _training(config, open_source(config.data, split="train", download=True))
+    t = _training(config)
     queue = t.core.queue
     if queue is not None:
         generator = torch.Generator().manual_seed(config.seed)
         filler = torch.randn(queue.length, queue.features.shape[1], generator=generator)
         queue.push(filler.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
-    if config.threads:
-        torch.set_num_threads(config.threads)
     spent: list[float] = []
     ends: list[float] = []
-    with contextlib.closing(t.loader.batches(0, WARM_UP + steps)) as batches:
+    with _threads(config.threads), contextlib.closing(t.loader.batches(0, WARM_UP + steps)) as batches:
         for batch in batches:
             began = time.perf_counter()
             training_step(t, batch)
@@ -60,31 +58,19 @@ def _state_mb(t: Any) -> float:
     return sum(tensor.nbytes for tensor in collect(t.core, t.optimizer)[0].values()) / 1e6
 
 
-def _training(config: Any, source: Any) -> Any:
-    """A run's objects, ready for its first step, without a run folder."""
-    import torch
+def _training(config: Any) -> Any:
+    """A run's objects, ready for its first step, without a run folder: made by the training itself.
 
+    Its parts are private there. A copy of them here would measure what is not trained: it once left --compile out.
+    """
     from snclr.train.build import build_method, encoder_spec
+    from snclr.train.inputs import count_classes, open_data
     from snclr.train.launch import launch
-    from snclr.train.loop import Training
-    from snclr.train.optim import build_optimizer, scaled_lr
-    from snclr.train.pretrain import build_loader
+    from snclr.train.pretrain import _prepare, build_loader
     from snclr.train.run_folder import RunFolder
 
     fabric = launch(config)
+    source = open_data(config.data, fabric)
     loader = build_loader(config, source, fabric)
-    classes = None if source.labels is None or not len(source.labels) else int(source.labels.max()) + 1
-    method: Any = build_method(config, encoder_spec(config), classes=classes)
-    method.to(fabric.device)
-    method.to(memory_format=torch.channels_last)
-    optimizer = build_optimizer(
-        config.optimizer, method.named_parameters(), lr=scaled_lr(config.lr, config.batch_size),
-        weight_decay=config.weight_decay,
-    )  # fmt: skip
-    method.train()
-    wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
-    labels = None
-    return Training(
-        config, fabric, wrapped, method, wrapped_optimizer, loader, RunFolder(config.out), len(source), labels,
-        lambda step: None,
-    )  # fmt: skip
+    method = build_method(config, encoder_spec(config), classes=count_classes(source))
+    return _prepare(config, fabric, RunFolder(config.out), source, loader, method, None)

@@ -90,6 +90,8 @@ class Run:
     def key(self) -> str:
         """Digest of all that decides the record: the training and how it is measured."""
         measured = {n: v for n, v in dataclasses.asdict(self.evaluation).items() if n not in ("data", "test")}
+        if self.evaluation.kind == "cost" and self.given.get("compile"):
+            measured["compile"] = True  # no other weights, but other seconds
         return _digest([_chosen(self.settings), self.data, measured])
 
     def is_recorded_by(self, record: Mapping[str, Any]) -> bool:
@@ -230,6 +232,15 @@ def make_run(
     if settings.get("init_from"):
         settings["init_from"] = _weights_digest(str(settings["init_from"]))
     return Run(entry.label, seed, given, settings, data, evaluation)
+
+
+def check_name(name: str) -> None:
+    """Refuse a study's name that its files cannot have, before anything is run."""
+    if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\") or len(name.encode()) > 150:
+        raise UserError(
+            f"--name {name!r}: the table's files are called by it, and no file can be called that. Give letters, "
+            f"digits, spaces and dashes, e.g. --name {slug(name)[:60]}"
+        )
 
 
 def slug(text: str) -> str:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snclr.comparison.plan import TUNE_SEED, Entry, Evaluation, Run, data_name, make_run
 from snclr.comparison.runner import Outcome, Place, execute
@@ -14,6 +14,10 @@ from snclr.comparison.store import SCHEMA
 from snclr.comparison.worker import VALIDATION
 from snclr.errors import UserError
 from snclr.methods import METHODS
+
+if TYPE_CHECKING:
+    from snclr.data.decode import Picture
+    from snclr.data.sources import Source
 
 
 @dataclass(frozen=True)
@@ -95,17 +99,64 @@ def look_at_test(evaluation: Evaluation, data: Data, given: str, entries: Sequen
     train, test, _ = open_splits(evaluation.data or given, evaluation.test)
     match_labels(train, test)
     prints = train.fingerprint() + test.fingerprint()
-    remark = ""
-    if evaluation.data is None and evaluation.test is None and len(train) < data.images:
-        remark = "the data has no test part of its own: the test images were seen in pre-training, without their labels"
-        taught = [m for m in (e.settings["method"] for e in entries) if m in METHODS and METHODS[m].needs_labels]
-        if taught:
-            raise UserError(
-                f"the method {taught[0]} would learn from the labels of the test images: {given} has no test part, and"
-                f" a fifth of it is held out for the test only afterwards. Give a set with train/ and test/ folders,"
-                f" or leave {taught[0]} out."
-            )
+    remark = _seen(evaluation, data, given, train, test)
+    taught = [m for m in (e.settings["method"] for e in entries) if m in METHODS and METHODS[m].needs_labels]
+    if remark and taught:
+        raise UserError(
+            f"the method {taught[0]} would learn from the labels of the test images: {remark.partition(':')[0]}, and"
+            f" {given} is trained on with all its labels. Give a set with train/ and test/ folders, or leave"
+            f" {taught[0]} out."
+        )
     return replace(evaluation, fingerprint=prints), remark
+
+
+def _seen(evaluation: Evaluation, data: Data, given: str, train: Source, test: Source) -> str:
+    """A remark where the test images, or some of them, are trained on; else nothing.
+
+    Asked of the images themselves: --eval-data may name the very set that --data does, by another way or a copy.
+    """
+    from snclr.data.sources import open_source
+
+    held_out = "the data has no test part of its own: the test images were seen in pre-training, without their labels"
+    if evaluation.data is None and evaluation.test is None:
+        return held_out if len(train) < data.images else ""
+    trained_on = open_source(given, split="train", download=True)
+    if evaluation.test is None:
+        whole = open_source(evaluation.data or given, split="train", download=True)
+        if len(train) < len(whole) and _is_copy(whole, trained_on):
+            return held_out
+    if _share_images(test, trained_on) or _is_copy(test, trained_on):
+        return "the test images are among those of --data: they were seen in pre-training, without their labels"
+    return ""
+
+
+def _share_images(one: Source, other: Source) -> bool:
+    """Whether any image of one is an image of the other: the same file, or a place in the same set."""
+    from snclr.evaluate.queries import same_images
+
+    ours, theirs = same_images(one, other)
+    return bool(set(ours.tolist()) & set(theirs.tolist()))
+
+
+def _is_copy(one: Source, other: Source, sample: int = 8) -> bool:
+    """Whether two sources are one set: by their digests and, since a folder's is of names alone, by some images."""
+    import numpy as np
+
+    if len(one) != len(other) or one.fingerprint() != other.fingerprint():
+        return False
+    places = sorted({len(one) * i // sample for i in range(sample)})
+    return all(np.array_equal(_pixels(one, i), _pixels(other, i)) for i in places)
+
+
+def _pixels(source: Source, index: int) -> Picture:
+    import numpy as np
+
+    from snclr.data.decode import BadImage
+
+    try:
+        return source.load(index)
+    except BadImage:
+        return np.empty((0, 0, 3), np.uint8)
 
 
 def conduct(study: Study, place: Place) -> tuple[dict[str, Any], Outcome]:

@@ -93,7 +93,7 @@ def _cost_notes(found: Sequence[Mapping[int, dict[str, Any]]]) -> list[str]:
     machine = f"{where[0]['device']}, {where[0]['threads']} threads, {where[0]['jobs']} run(s) at a time"
     notes = [f"seconds: wall clock of the training (CPU seconds: of its process); peak MB: {kinds}; on {machine}"]
     if any(other != where[0] for other in where):
-        names = sorted({name for other in where for name in other if other[name] != where[0].get(name)})
+        names = sorted({n for other in where for n in {*other, *where[0]} if other.get(n) != where[0].get(n)})
         notes.append(f"the runs were not all made alike ({', '.join(names)} differ): their seconds cannot be compared")
     if any(record["cost"].get("attempts", 1) > 1 for record in records):
         notes.append("some runs were interrupted and resumed; their seconds are the sum of the parts")

@@ -81,16 +81,27 @@ def _train(job: dict[str, Any]) -> int:
     from snclr.train.pretrain import pretrain
 
     run, attempts = RunFolder(job["folder"]), Path(job["attempts"])
-    _close_lost(attempts, run)
+    first = _starts_first()
+    if first:
+        _close_lost(attempts, run)
     if run.encoder_weights.is_file() and any(line.get("complete") for line in _lines(attempts)):
         return 0
     began, cpu = time.time(), time.process_time()
-    _append(attempts, {"started": began, "pid": os.getpid()})
+    if first:
+        _append(attempts, {"started": began, "pid": os.getpid()})
     result = pretrain(**job["given"], out=job["folder"], resume=True, quiet=True)
     if rank_and_size()[0] == 0:
         spent = {"seconds": time.time() - began, "cpu_seconds": time.process_time() - cpu, **peak_memory()}
         _append(attempts, {**spent, "steps": result.step, "skipped": result.skipped, "complete": result.complete})
     return result.exit_code if not result.complete else 0
+
+
+def _starts_first() -> bool:
+    """Whether this is process 0 or the only one, by what launchers say: asked before the processes have met.
+
+    The others must not touch the record of attempts: they would take process 0's for one that was killed.
+    """
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def _close_lost(attempts: Path, run: RunFolder) -> None:
@@ -155,8 +166,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _measure(job: dict[str, Any]) -> dict[str, Any]:
     """kNN and linear accuracy on one set of features; to choose a setting kNN alone, on a part of the training set."""
-    from snclr.commands.evaluation import pick_device
     from snclr.data.splits import hold_out, open_splits, take
+    from snclr.devices import pick_device
     from snclr.evaluate.features import extract_features
     from snclr.evaluate.knn import knn
     from snclr.evaluate.linear import linear_cached
@@ -175,10 +186,9 @@ def _measure(job: dict[str, Any]) -> dict[str, Any]:
         words += f", {VALIDATION:.0%} of each training class held out to choose settings; the test part is not used"
     encoder, spec = load_encoder(Path(job["folder"]))
     train_labels, test_labels, _ = match_labels(train, test)
-    accelerator = given.get("accelerator", "auto")
     common: dict[str, Any] = {
         "image_size": spec.image_size, "workers": 0, "quiet": True,
-        "device": pick_device(accelerator if accelerator in ("cpu", "cuda") else "auto"),
+        "device": pick_device(given.get("accelerator", "auto")),
     }  # fmt: skip
     a = extract_features(encoder, train, labels=train_labels, **common)
     b = extract_features(encoder, test, labels=test_labels, **common)
@@ -233,6 +243,7 @@ def _where(job: dict[str, Any]) -> dict[str, Any]:
         "threads": config.threads or torch.get_num_threads(),
         "workers": config.workers,
         "processes": config.devices,
+        **({"compile": True} if config.compile else {}),
         "jobs": job["jobs"],
     }
 

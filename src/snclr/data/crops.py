@@ -26,6 +26,7 @@ CROP_NUMBERS = 2 * TRIES + 2  # random numbers that one box takes
 _LOG_RATIO = np.log(4 / 3)  # aspect ratios from 3/4 to 4/3
 _TABLE_NUMBERS = 2**21  # 16 MB; images of 32 × 32 take half of it
 _MARGIN = 256 / 224  # an evaluation picture is scaled a little larger than its centre crop
+_LONGEST = 4  # times the crop: a picture that would be longer is not scaled as a whole
 
 
 def random_boxes(numbers: Floats, height: int, width: int, area: tuple[float, float]) -> Boxes:
@@ -92,8 +93,15 @@ def centre_crop(picture: Picture, size: int) -> Picture:
     target = int(size * _MARGIN) if short > size else size
     # The long side rounds down, as torchvision's Resize does.
     new_width, new_height = (max(target, int(target * side / short)) for side in (width, height))
-    image = Image.fromarray(picture).resize((new_width, new_height), Image.Resampling.BICUBIC)
     left, top = round((new_width - size) / 2), round((new_height - size) / 2)
+    image = Image.fromarray(picture)
+    if max(new_width, new_height) > _LONGEST * size:
+        # One pixel by a million would become size by a million sizes: only the centre is scaled. Not so for all, since
+        # the two ways differ in rounding, and torchvision's, which accuracies are compared by, scales the whole.
+        x, y = width / new_width, height / new_height
+        box = (left * x, top * y, (left + size) * x, (top + size) * y)
+        return np.array(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
+    image = image.resize((new_width, new_height), Image.Resampling.BICUBIC)
     return np.array(image.crop((left, top, left + size, top + size)))
 
 

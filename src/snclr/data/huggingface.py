@@ -153,8 +153,7 @@ def load(text: str, spec: Spec, split: str, *, streaming: bool) -> Any:
     datasets = _library(text)
     chosen = spec.split or _pick(_split_names(text, spec), split, text)
     if _saved(spec.name):
-        found = _explained(text, lambda: datasets.load_from_disk(spec.name))
-        found = found[chosen] if isinstance(found, dict) else found
+        found = _take_split(_saved_splits(text, spec), chosen, text)
         return found.to_iterable_dataset() if streaming else found
     return _explained(
         text, lambda: datasets.load_dataset(spec.name, spec.config, split=chosen, streaming=streaming, **_where(spec))
@@ -229,8 +228,7 @@ def _library(text: str) -> Any:
 def _split_names(text: str, spec: Spec) -> list[str]:
     datasets = _library(text)
     if _saved(spec.name):
-        found = _explained(text, lambda: datasets.load_from_disk(spec.name))
-        return list(found) if isinstance(found, dict) else ["train"]
+        return list(_saved_splits(text, spec))
     names: list[str] = _explained(
         text, lambda: datasets.get_dataset_split_names(spec.name, spec.config, **_where(spec))
     )
@@ -254,6 +252,31 @@ def _saved(name: str) -> bool:
     """Whether it is a folder that the library's `save_to_disk` made."""
     folder = Path(name)
     return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def _saved_splits(text: str, spec: Spec) -> dict[str, Any]:
+    """The splits of a saved folder by name; a set without splits is the one it was saved from, or else train."""
+    datasets = _library(text)
+    found = _explained(text, lambda: datasets.load_from_disk(spec.name))
+    if isinstance(found, dict):
+        return dict(found)
+    said = re.fullmatch(r"(\w+)(\[.*\])?", str(found.split or ""))
+    return {said[1] if said else "train": found}
+
+
+def _take_split(splits: dict[str, Any], chosen: str, text: str) -> Any:
+    """One split or a part of it, by the library's own reading of `train[:100]` and `train[10%:]`."""
+    datasets = _library(text)
+    try:
+        instruction = datasets.ReadInstruction.from_spec(chosen)
+        parts = instruction.to_absolute({name: len(split) for name, split in splits.items()})
+    except (ValueError, AssertionError) as error:
+        raise UserError(
+            f"{text} has no split {chosen!r}; it has {', '.join(splits)}. Name one, or a part of one such as "
+            f"{next(iter(splits))}[:100] or {next(iter(splits))}[10%:]"
+        ) from error
+    taken = [splits[part.splitname].select(range(part.from_, max(part.from_, part.to))) for part in parts]
+    return taken[0] if len(taken) == 1 else datasets.concatenate_datasets(taken)
 
 
 def _holds_bytes(kind: Any) -> bool:

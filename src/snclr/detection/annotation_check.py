@@ -5,11 +5,12 @@ What cannot be used is left out; a box that reaches over the edge is clipped. No
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
+
+from snclr.json_values import is_number
 
 _EDGE = 1.0  # boxes may reach this many pixels over the edge without a word: labelling tools round
 
@@ -86,13 +87,13 @@ def check_object(
         raise BadEntry(f"iscrowd is {crowd!r}, neither 0 nor 1")
     segmentation = check_segmentation(entry.get("segmentation"), image)
     area, key = entry.get("area"), entry.get("id")
-    if not isinstance(area, int | float) or not (_is_number(area) and area > 0):
+    if not isinstance(area, int | float) or not (is_number(area) and area > 0):
         area = box[2] * box[3]
     return CocoObject(key if _is_id(key) else None, category, box, segmentation, float(area), bool(crowd)), clipped
 
 
 def _check_box(box: Any, image: CocoImage) -> tuple[tuple[float, float, float, float], str | None]:
-    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+    if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
         raise BadEntry(f"bbox is {_short(box)}, not four finite numbers")
     x, y, width, height = (float(value) for value in box)
     if width <= 0 or height <= 0:
@@ -117,7 +118,7 @@ def check_segmentation(value: Any, image: CocoImage) -> Any:
     for polygon in value:
         if not isinstance(polygon, list) or not polygon:
             raise BadEntry("the polygon is empty")
-        if len(polygon) < 6 or len(polygon) % 2 or not all(map(_is_number, polygon)):
+        if len(polygon) < 6 or len(polygon) % 2 or not all(map(is_number, polygon)):
             raise BadEntry(f"a polygon of {len(polygon)} values: needed are three or more points of finite x and y")
     xs = [x for polygon in value for x in polygon[0::2]]
     ys = [y for polygon in value for y in polygon[1::2]]
@@ -139,8 +140,9 @@ def _check_rle(value: dict[str, Any], image: CocoImage) -> dict[str, Any]:
         raise BadEntry(f"the RLE cannot be read: {error}") from None
     if not isinstance(runs, list) or not all(isinstance(run, int) and run >= 0 for run in runs):
         raise BadEntry("the RLE's counts are neither a list of whole numbers nor a compressed string")
-    if sum(runs) != image.height * image.width:
-        raise BadEntry(f"the RLE's runs have {sum(runs)} pixels; the image has {image.height * image.width}")
+    if (filled := sum(runs)) != image.height * image.width:
+        said = f"{filled} pixels" if is_number(filled) else "more pixels than can be counted"
+        raise BadEntry(f"the RLE's runs have {said}; the image has {image.height * image.width}")
     if not any(runs[1::2]):
         raise BadEntry("the RLE's mask is empty")
     return {"size": [image.height, image.width], "counts": counts}
@@ -178,11 +180,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int) and is_number(value) and value > 0
 
 
 def _short(value: Any) -> str:

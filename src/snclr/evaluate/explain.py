@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.errors import UserError
-from snclr.soft_neighbors import Neighbors, SoftNeighborLoss, nearest_neighbors, positiveness, soft_neighbor_loss
+from snclr.evaluate.neighbor_space import weigh_as_trained
+from snclr.soft_neighbors import SoftNeighborLoss, nearest_neighbors, soft_neighbor_loss
 
 VIEW = "the centre crop as both views, so that the two directions of the loss are equal"
 DENOMINATORS = {
@@ -95,17 +96,17 @@ def explain_loss(
     found = nearest_neighbors(y2, candidates, s.neighbors, ids=ids, candidate_ids=candidate_ids)
     if not bool(found.mask.any()):
         raise UserError("every candidate is the image itself, so it has no neighbours; give more images as candidates")
-    w = _weights(criterion, y1, candidates, found)
+    w = weigh_as_trained(criterion, y1, candidates[found.index.clamp(min=0)], found.mask, gamma=s.gamma)
     loss = soft_neighbor_loss(z1, y2, candidates, found.index, w, tau=s.tau, form=s.form, sides=s.sides)
     kept = found.mask[0]
     place = found.index[0][kept]
-    keys = torch.cat([y2, candidates[place]]).double()
-    prediction = keys @ z1[0].double()
+    keys = torch.cat([y2, candidates[place]]).cpu().double()  # on the CPU: Apple's GPUs have no double precision
+    prediction = keys @ z1[0].cpu().double()
     enters = torch.ones_like(prediction, dtype=torch.bool)
     enters[1:] = s.sides != "neither"
     logits = (prediction / s.tau).masked_fill(~enters, -torch.inf)
     log_p = logits - logits.logsumexp(dim=0)
-    weights = torch.cat([w.new_ones(1), w[0][kept]]).double()
+    weights = torch.cat([w.new_ones(1), w[0][kept]]).cpu().double()
     positive = (
         torch.ones_like(weights) if s.sides in ("both", "positives") else F.one_hot(torch.tensor(0), len(weights))
     )
@@ -113,7 +114,7 @@ def explain_loss(
     term = torch.where(positive.to(weights) > 0, weights * cost, 0.0)
     share = term / term.sum() if float(term.sum()) > 0 else torch.zeros_like(term)
     columns = (
-        [-1, *place.tolist()], (keys @ y2[0].double()).tolist(), prediction.tolist(), weights.tolist(),
+        [-1, *place.tolist()], (keys @ y2[0].cpu().double()).tolist(), prediction.tolist(), weights.tolist(),
         log_p.exp().tolist(), term.tolist(), share.tolist(),
     )  # fmt: skip
     return Explanation(
@@ -125,12 +126,3 @@ def explain_loss(
         denominator=DENOMINATORS["y2" if s.sides == "neither" else "own"],
         terms=[Term(*row) for row in zip(*columns, strict=True)],
     )
-
-
-def _weights(criterion: SoftNeighborLoss, y1: Tensor, candidates: Tensor, found: Neighbors) -> Tensor:
-    """Eq. 4 as the run was trained: soft or hard, with its f1, f2, gamma and temperature (1, K)."""
-    s = criterion.settings
-    if s.weights == "hard":
-        return found.mask.to(y1.dtype)
-    keys = criterion.f2(candidates[found.index.clamp(min=0)])
-    return positiveness(criterion.f1(y1), keys, found.mask, gamma=s.gamma, temperature=s.attention_temperature)

@@ -75,7 +75,7 @@ def linear_probe(
     test: Source,
     *,
     image_size: int,
-    base_lr: float = BASE_LR["resnet"],
+    base_lr: float | None = None,
     epochs: int = 90,
     batch_size: int = 4096,
     chunk: int = 128,
@@ -90,11 +90,13 @@ def linear_probe(
 ) -> LinearResult:
     """The paper's linear evaluation: one linear layer on the frozen encoder, trained on random crops and flips.
 
-    SGD, momentum 0.9, no weight decay, learning rate base_lr × batch / 256 (see `BASE_LR`), cosine to 0. The batch is
-    lowered to the size of the data; `chunk` images go through the encoder at once. The encoder stays as it was.
-    Several processes share each batch, and each trains the same classifier on all of it. `stop` ends the work with
+    SGD, momentum 0.9, no weight decay, learning rate base_lr × batch / 256 (default: `paper_lr`), cosine to 0. The
+    batch is lowered to the size of the data; `chunk` images go through the encoder at once. The encoder stays as it
+    was. Several processes share each batch, and each trains the same classifier on all of it. `stop` ends the work with
     Interrupted; a call with the same `kept` goes on. `store` keeps the features of the test images.
     """
+    why = ", given" if base_lr is not None else f", the paper's for {'ViTs' if is_plain_vit(encoder) else 'ResNets'}"
+    base_lr = paper_lr(encoder) if base_lr is None else base_lr
     _check(epochs, batch_size, [base_lr])
     train_labels, test_labels, _ = match_labels(train, test)
     ids = np.flatnonzero(train_labels >= 0)
@@ -122,11 +124,28 @@ def linear_probe(
     left_out = len(train) - len(ids) + queries.left_out
     protocol = (
         f"linear probe, frozen encoder: random resized crop and flip at {image_size} px, {_sgd(epochs, batch)}, "
-        f"learning rate {lr:g} ({base_lr:g} × batch/256), seed {seed}; tested on centre crops; "
+        f"learning rate {lr:g} ({base_lr:g} × batch/256{why}), seed {seed}; tested on centre crops; "
         + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
     )
     unreadable = [training.skipped[index] for index in sorted(training.skipped)] + tested.skipped
     return LinearResult(*top_shares(ranks, len(classes)), lr, protocol, predictions, skipped=unreadable)
+
+
+def paper_lr(encoder: nn.Module) -> float:
+    """The paper's base learning rate of `linear_probe`: that of ViTs, or for any other network that of ResNets."""
+    return BASE_LR["vit" if is_plain_vit(encoder) else "resnet"]
+
+
+def is_plain_vit(encoder: nn.Module) -> bool:
+    """Whether an encoder is a ViT as the paper's: patches, then equal blocks of attention; timm has three such classes.
+
+    By its class, not its name: LeViT and MobileViT are convolutional in part, and BEiT and EVA are ViTs.
+    """
+    from timm.models.beit import Beit
+    from timm.models.eva import Eva
+    from timm.models.vision_transformer import VisionTransformer
+
+    return isinstance(encoder, (VisionTransformer, Beit, Eva))
 
 
 def linear_cached(

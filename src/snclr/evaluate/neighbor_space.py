@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,8 @@ class Space:
     search: nn.Module
     attend: nn.Module | None
     role: str
-    """What `search` gives, for the store of features: y2, key or encoder."""
+    """What `search` gives, for the store of features: y2, key, checkpoint (the encoder in the run's last checkpoint) or
+    encoder (the one in encoder.safetensors)."""
     weigh: Weigh
     queue: NeighborQueue | None
     image_size: int
@@ -64,17 +67,24 @@ def weigh_by_cosine(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
     return positiveness(y1, neighbors, mask, gamma="max")
 
 
+def weigh_as_trained(
+    criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max"]
+) -> Tensor:
+    """Eq. 4 of y1 (n, D) and neighbours (n, K, D) with the run's own weights (soft or hard), f1, f2 and temperature."""
+    s = criterion.settings
+    if s.weights == "hard":
+        return mask.to(y1.dtype)
+    f1, f2 = criterion.f1.to(y1.device), criterion.f2.to(y1.device)
+    return positiveness(f1(y1), f2(neighbors), mask, gamma=gamma, temperature=s.attention_temperature)
+
+
 def _as_trained(criterion: SoftNeighborLoss) -> tuple[Weigh, str]:
-    """Eq. 4 with the run's own f1, f2 and temperature, and in words."""
+    """`weigh_as_trained`, the largest w of a row 1, and in words."""
     s = criterion.settings
     what = "the projections y2 (Eq. 3)"
+    weigh = functools.partial(weigh_as_trained, criterion, gamma="max")
     if s.weights == "hard":
-        return (lambda y1, _, mask: mask.to(y1.dtype)), f"{what}; the run's weights are hard: every w is 1"
-
-    def weigh(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
-        f1, f2 = criterion.f1.to(y1.device), criterion.f2.to(y1.device)
-        return positiveness(f1(y1), f2(neighbors), mask, gamma="max", temperature=s.attention_temperature)
-
+        return weigh, f"{what}; the run's weights are hard: every w is 1"
     learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"
     return weigh, f"{what}; w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -104,48 +104,6 @@ def neighbor_table(
                 neighbors.append(Neighbor(candidate_keys[index], index, cosine, weight, other, same))
         rows.append(NeighborRow(query_keys[query], query, label, neighbors))
     return rows
-
-
-def find_neighbors(
-    queries: Source,
-    query_features: Features,
-    candidates: Source,
-    candidate_features: Features,
-    *,
-    attention_features: Tensor | None = None,
-    k: int = 5,
-    gamma: float | Literal["max"] = "max",
-    temperature: float = 1.0,
-) -> list[NeighborRow]:
-    """`neighbor_table` for features of two sources, or of one: then no image is its own neighbour.
-
-    Keys and class names come from the sources, and every `index` is an index in its source, ready for `load`. To ask
-    for some images only, give `query_features.take(rows)`.
-    """
-    same = queries is candidates or queries.fingerprint() == candidates.fingerprint()
-    query_ids, candidate_ids = query_features.ids, candidate_features.ids
-    rows = neighbor_table(
-        query_features.features,
-        candidate_features.features,
-        query_keys=[queries.key(index) for index in query_ids.tolist()],
-        candidate_keys=[candidates.key(index) for index in candidate_ids.tolist()],
-        query_ids=query_ids if same else None,
-        candidate_ids=candidate_ids if same else None,
-        query_labels=class_names(queries, query_ids),
-        candidate_labels=class_names(candidates, candidate_ids),
-        attention_features=attention_features,
-        k=k,
-        gamma=gamma,
-        temperature=temperature,
-    )
-    return [
-        replace(
-            row,
-            index=int(query_ids[row.index]),
-            neighbors=[replace(found, index=int(candidate_ids[found.index])) for found in row.neighbors],
-        )
-        for row in rows
-    ]
 
 
 def same_class_share(rows: Sequence[NeighborRow]) -> list[float | None]:

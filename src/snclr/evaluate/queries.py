@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from snclr.data.folder import open_folder
-from snclr.data.sources import FileSource, Source
+from snclr.data.sources import FileSource, Source, open_source
 from snclr.data.splits import Subset
 from snclr.errors import UserError
 from snclr.evaluate.neighbors import class_names
+from snclr.train.run_folder import RunFolder
 
 
 def open_queries(text: str | Path, collection: Source | None) -> Source:
@@ -28,6 +30,28 @@ def open_queries(text: str | Path, collection: Source | None) -> Source:
         where = "" if collection is None else f", and no image of {collection.name} is called that"
         raise UserError(f"there is no file or folder {text}{where}; give an image file or a folder of images")
     return Subset(collection, np.array([index], dtype=np.int64))
+
+
+def training_images(run: str | Path, data: str) -> tuple[Source | None, str | None]:
+    """The images a run was trained on, or None and why: the queue's entries then have numbers, but no names."""
+    try:
+        source = open_source(data, split="train")
+    except UserError as error:
+        return None, f"the run's images are not at hand, so neighbours are shown by number alone: {error}"
+    if _fingerprint_of(run) not in (None, source.fingerprint()):
+        return None, f"the images of {data} have changed since the run, so neighbours are shown by number alone"
+    return source, None
+
+
+def _fingerprint_of(run: str | Path) -> str | None:
+    """The fingerprint of the data in the run's newest readable checkpoint."""
+    for folder in sorted(RunFolder(run).checkpoints.glob("step-*"), reverse=True):
+        try:
+            found = json.loads((folder / "info.json").read_bytes()).get("data")
+        except (OSError, ValueError, AttributeError):
+            continue
+        return found if isinstance(found, str) else None
+    return None
 
 
 def index_of(source: Source, key: str) -> int | None:
@@ -47,10 +71,12 @@ def same_images(queries: Source, collection: Source) -> tuple[Tensor, Tensor]:
 
     Files are the same by the file system's word, whatever their names: a link to an image is that image.
     """
+    if is_same_set(queries, collection):
+        return torch.arange(len(queries)), torch.arange(len(collection))
+    if isinstance(queries, Subset) and is_same_set(queries.source, collection):
+        return torch.from_numpy(queries.index), torch.arange(len(collection))
     ours = torch.full((len(queries),), -1)
     theirs = torch.full((len(collection),), -2)
-    if isinstance(queries, Subset) and queries.source is collection:
-        return torch.from_numpy(queries.index), torch.arange(len(collection))
     number: dict[tuple[int, int], int] = {}
     for index in range(len(queries)):
         identity = _identity(file_of(queries, index))
@@ -62,6 +88,22 @@ def same_images(queries: Source, collection: Source) -> tuple[Tensor, Tensor]:
             if identity is not None:
                 theirs[index] = number.get(identity, -2)
     return ours, theirs
+
+
+def is_same_set(one: Source, other: Source) -> bool:
+    """Whether two sources are the very same images in the same order, opened once or twice.
+
+    A folder's fingerprint is of its names alone, so that a moved data set is the same one: here two folders that both
+    have a 0.png are two sets.
+    """
+    if one is other:
+        return True
+    if isinstance(one, FileSource) and isinstance(other, FileSource):
+        here, there = _identity(one.folder), _identity(other.folder)
+        return here is not None and here == there and one.fingerprint() == other.fingerprint()
+    if isinstance(one, Subset) and isinstance(other, Subset):
+        return np.array_equal(one.index, other.index) and is_same_set(one.source, other.source)
+    return type(one) is type(other) and one.fingerprint() == other.fingerprint()
 
 
 def query_labels(queries: Source, collection: Source, ours: Tensor, theirs: Tensor) -> list[str | None]:

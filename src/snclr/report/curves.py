@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from snclr.report.markup import escape, figure, is_number
+from snclr.json_values import is_number
+from snclr.report.markup import escape, figure
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24  # around the plot

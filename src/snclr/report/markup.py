@@ -60,16 +60,6 @@ def data_block(key: str, value: Any) -> str:
     return f'<script type="application/json" id="{escape(key)}">{text}</script>'
 
 
-def is_number(value: object) -> bool:
-    """Whether a value from a JSON file is a finite number that fits a float (a bool is none)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
 def figure(value: float) -> str:
     """A number for people: four digits that count.
 

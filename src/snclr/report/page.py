@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from snclr.json_values import is_number
 from snclr.report.curves import METRICS, MORE_METRICS, draw_all, line_words, read_series, value_words
 from snclr.report.embedding_map import EmbeddingMap, draw_map
 from snclr.report.gallery import Gallery, draw_gallery
-from snclr.report.markup import data_block, escape, figure, is_number, name
+from snclr.report.markup import data_block, escape, figure, name
 from snclr.report.page_style import SCRIPT, STYLE
 from snclr.report.tables import headline, lines_table, results_table, settings_table, skipped_table
 

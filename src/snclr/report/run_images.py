@@ -20,9 +20,10 @@ from snclr.errors import UserError
 from snclr.evaluate.features import Features
 from snclr.evaluate.neighbor_space import open_space
 from snclr.evaluate.neighbors import class_names, neighbor_table, pick_queries, same_class_share
+from snclr.json_values import is_number
 from snclr.report.embedding_map import TILE, EmbeddingMap, project
 from snclr.report.gallery import SIDE, Gallery, Shown
-from snclr.report.markup import is_number, picture_uri, tile
+from snclr.report.markup import picture_uri, tile
 from snclr.train.run_folder import RunFolder, open_run
 
 Extract = Callable[[nn.Module, Source, str, int, str], Features]

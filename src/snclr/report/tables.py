@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from snclr.json_values import is_number
 from snclr.report.curves import Metric, value_words
-from snclr.report.markup import escape, figure, is_number, name
+from snclr.report.markup import escape, figure, name
 
 MOST_RESULTS = 100
 MOST_SKIPPED = 100

@@ -1,0 +1,46 @@
+"""A run of a comparison on two processes is one attempt, whoever of them starts first."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from snclr.comparison.plan import Entry, Evaluation, make_run
+from snclr.comparison.store import Records
+
+tiny_run = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "tiny_run.py")))
+SMALL = {
+    "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 1, "warmup_epochs": 0,
+    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "workers": 0, "accelerator": "cpu",
+    "threads": 1, "devices": "2",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_undisturbed_run_on_two_processes_is_one_attempt(tmp_path: Path) -> None:
+    images = tiny_run.write_images(tmp_path / "images")
+    common = {**SMALL, "data": str(images)}
+    run = make_run(Entry("snclr", {"method": "snclr"}), 0, common, data="abc", evaluation=Evaluation(k=5))
+    folder, record = tmp_path / "runs" / run.folder, Records(tmp_path / "results").path(run)
+    job = {
+        "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
+        "data": {"name": "images", "fingerprint": "abc"}, "evaluation": asdict(run.evaluation), "folder": str(folder),
+        "attempts": f"{folder}.attempts.jsonl", "record": str(record), "keep_runs": False, "jobs": 1,
+    }  # fmt: skip
+    folder.parent.mkdir()
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "snclr.comparison.worker", str(tmp_path / "job.json")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.wait(timeout=240) == 0, process.stderr.read()
+    lines = [json.loads(line) for line in Path(job["attempts"]).read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["started", "seconds"]
+    cost = json.loads(record.read_text())["cost"]
+    assert cost["attempts"] == 1
+    assert cost["cpu_seconds"] > 0
