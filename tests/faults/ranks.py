@@ -269,8 +269,9 @@ def stopped(shop: Workshop, seed: int) -> None:
         assert not shop.strict or time.monotonic() - began < HANG_SECONDS + 15, "late"
         assert job.wait() != 0
         # Torchrun too speaks of processes, and each of ours says its own number after naming who is missing.
-        named = rf"^snclr[^;]*\bprocess {rank}\b[^;]*(no sign of life|not answered|gone or cannot be reached)"
-        assert re.search(named, job.output, re.MULTILINE), job.output[-3000:]
+        words = "no sign of life|not answered|gone or cannot be reached"
+        named = rf"snclr( pretrain)?: [^;\n]*\bprocess {rank}\b[^;\n]*({words})"
+        assert re.search(named, job.output), job.output[-3000:]
     _go_on(shop, out)
 
 
