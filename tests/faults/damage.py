@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from snclr.train import checkpoint as module
 from snclr.train.checkpoint import DamagedCheckpoint, UnknownSchema, latest_checkpoint, load_checkpoint
-from snclr.train.saved_run import load_method
 from snclr.train.state import digest
 from tests.faults.harness import STEPS, Workshop, assert_same_end, last_step
 
 GOLDEN = Path(__file__).parent / "golden"
+KEPT = sorted(GOLDEN.glob("schema-*.zip"))
+"""A run of every schema there has been."""
 RESUMED = 20
 """Every so many trials a run is trained to its end after the damage; the rest only look for the newest checkpoint."""
 
@@ -76,27 +78,36 @@ def damage(path: Path, chance: random.Random) -> str:
 
 
 def golden(shop: Workshop, seed: int) -> None:
-    """Every run folder kept from an earlier schema opens with its own numbers, and goes on to its end."""
-    kept = sorted(GOLDEN.glob("schema-*.zip"))
-    assert kept, f"no golden run in {GOLDEN}"
+    """A run folder kept from some schema opens with its own numbers, and goes on (even seeds) or is evaluated."""
     out = shop.place("golden")
-    shutil.unpack_archive(kept[seed % len(kept)], out)
+    shutil.unpack_archive(KEPT[seed // 2 % len(KEPT)], out)
     expected = json.loads((out / "expected.json").read_text())
     (out / "expected.json").unlink()
     found = latest_checkpoint(out / "checkpoints", warn=_fail)
     assert found is not None
     assert found.step == expected["step"]
     assert digest(found.tensors, found.step) == expected["digest"]
-    load_method(out)
-    command = ("pretrain", "--resume", f"--out={out}", f"--data={shop.images}")
-    printed = shop.snclr(*command, out=out).ends_with(0)
-    assert f"resuming after step {found.step}" in printed, printed
-    assert last_step(out) == STEPS
+    if seed % 2 == 0:
+        command = ("pretrain", "--resume", f"--out={out}", f"--data={shop.images}")
+        printed = shop.snclr(*command, out=out).ends_with(0)
+        assert f"resuming after step {found.step}" in printed, printed
+        assert last_step(out) == STEPS
+        shop.snclr("knn", out, "--k=5", "--device=cpu").ends_with(0)
+    else:
+        image, figure = next(shop.images.rglob("0.png")), out / "neighbours.png"
+        command = ("neighbors", str(out), str(image), "--candidates=queue", "--device=cpu", f"--out={figure}")
+        shop.snclr(*command).ends_with(0)
+        rows = json.loads(figure.with_suffix(".json").read_text())["rows"]
+        queued = set(found.tensors["method/criterion.queue.ids"].tolist())
+        assert {entry["index"] for row in rows for entry in row["neighbors"]} <= queued, rows
     shutil.rmtree(out)
 
 
 def unknown_schema(shop: Workshop, seed: int) -> None:
-    """A checkpoint of a newer program is refused, for training and for evaluation, and nothing is written."""
+    """A checkpoint of a newer program is refused, for training and for evaluation, and nothing is written.
+
+    So is an encoder of one, which is what most evaluations read.
+    """
     out = shop.interrupted()
     newest = sorted((out / "checkpoints").glob("step-*"))[-1]
     manifest = json.loads((newest / module.MANIFEST).read_bytes())
@@ -105,12 +116,31 @@ def unknown_schema(shop: Workshop, seed: int) -> None:
     (newest / module.MANIFEST).write_bytes(module._manifest_bytes({**manifest, "schema": schema}))
     with pytest.raises(UnknownSchema):
         load_checkpoint(newest)
-    before = _contents(out)
-    printed = shop.pretrain(out, "--resume").ends_with(2)
-    assert f"has schema {schema}; this version of snclr reads schema {module.SCHEMA}" in printed, printed
-    assert "Traceback" not in printed, printed
-    assert _contents(out) == before
+    refusal = f"has schema {schema}; this version of snclr reads schema {module.SCHEMA}"
+    _refused(shop, out, refusal, "pretrain", "--resume", f"--out={out}")
+    _refused(shop, out, refusal, "neighbors", str(out), "--device=cpu")
     shutil.rmtree(out)
+    run = shutil.copytree(shop.undisturbed(), shop.place("copy"))
+    _rewrite_description(run, schema)
+    _refused(shop, run, f"has format {schema}; this version reads", "knn", str(run), "--device=cpu")
+    shutil.rmtree(run)
+
+
+def _refused(shop: Workshop, run: Path, refusal: str, *command: str) -> None:
+    before = _contents(run)
+    printed = shop.snclr(*command).ends_with(2)
+    assert refusal in printed, printed
+    assert "Traceback" not in printed, printed
+    assert _contents(run) == before, command
+
+
+def _rewrite_description(run: Path, schema: int) -> None:
+    """Give the encoder of a run, in both its files, another schema."""
+    config = json.loads((run / "config.json").read_text())
+    config["snclr"]["schema"] = schema
+    (run / "config.json").write_text(json.dumps(config))
+    weights = run / "encoder.safetensors"
+    save_file(load_file(weights), weights, {"snclr": json.dumps(config["snclr"])})
 
 
 def write_golden(shop: Workshop) -> Path:

@@ -12,19 +12,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import Workshop, assert_same_end, newest
+from tests.faults.harness import (
+    CHECKPOINT_EVERY,
+    STEPS,
+    Workshop,
+    assert_lost_little,
+    assert_same_end,
+    last_step,
+    newest,
+)
 
 SHARES = (0.02, 0.21, 0.43, 0.68, 0.97)
 """Where the disk fills up: so much of all the bytes that the undisturbed run has on disk at its end."""
+SAVED = 0.43
+"""From this share on, a checkpoint has been saved by then, which must be whole and of use."""
 _SAID = re.compile(r"no space to write (\S+) \(.*\): ([\d,]+) bytes needed, ([\d,]+) free on that disk")
 
 
 def failing_writer(shop: Workshop, seed: int) -> None:
     """Every write into the run folder fails from byte n on."""
     undisturbed, out = shop.undisturbed(), shop.place()
-    after = int(_written(undisturbed) * SHARES[seed % len(SHARES)]) + 37 * (seed // len(SHARES))
+    share = SHARES[seed % len(SHARES)]
+    after = int(_written(undisturbed) * share) + 37 * (seed // len(SHARES))
     fault = {"name": "full_disk", "folder": str(out), "after_bytes": after}
-    _fill_and_go_on(shop, out, [fault], undisturbed)
+    _fill_and_go_on(shop, out, [fault], undisturbed, saved=share >= SAVED)
 
 
 def small_tmpfs(shop: Workshop, seed: int) -> None:
@@ -36,22 +47,26 @@ def small_tmpfs(shop: Workshop, seed: int) -> None:
         with open(ballast, "wb") as file:
             free = shutil.disk_usage(disk).free
             file.write(b"\0" * max(0, free - int(_on_disk(undisturbed) * share)))
-        _fill_and_go_on(shop, disk / "run", [], undisturbed, ballast)
+        _fill_and_go_on(shop, disk / "run", [], undisturbed, ballast, saved=share >= SAVED)
 
 
 def _fill_and_go_on(
-    shop: Workshop, out: Path, faults: list[dict[str, object]], undisturbed: Path, ballast: Path | None = None
-) -> None:
+    shop: Workshop, out: Path, faults: list[dict[str, object]], undisturbed: Path, ballast: Path | None = None,
+    *, saved: bool,
+) -> None:  # fmt: skip
     run = shop.pretrain(out, "--resume", faults=faults)
     said = run.ends_with(2)
     told = _SAID.search(said)
     assert told, f"the message names no path and bytes:\n{said}"
     assert Path(told[1]).is_relative_to(out), told[0]
     assert "Traceback" not in said, said
-    newest(out)  # raises where one that was saved is damaged
+    assert_lost_little(out)
+    assert last_step(out) > CHECKPOINT_EVERY or not saved, "too early to say anything of an earlier checkpoint"
     if ballast is not None:
         ballast.unlink()
-    shop.pretrain(out, "--resume").ends_with(0)
+    kept = newest(out)
+    again = shop.pretrain(out, "--resume").ends_with(0)
+    assert kept is None or f"resuming after step {kept.step} of {STEPS}" in again, again
     assert_same_end(out, undisturbed)
     shutil.rmtree(out)
 

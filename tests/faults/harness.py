@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from snclr.train.checkpoint import Checkpoint, latest_checkpoint
+from snclr.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
 from snclr.train.metrics import read_metrics
 from snclr.train.state import digest
 
@@ -196,6 +196,15 @@ def newest(out: Path) -> Checkpoint | None:
         raise AssertionError(text)
 
     return latest_checkpoint(out / "checkpoints", warn)
+
+
+def assert_lost_little(out: Path) -> None:
+    """What a run has done and not saved is at most one checkpoint interval, and all it has saved is whole."""
+    folder = out / "checkpoints"
+    steps = [load_checkpoint(path).step for path in sorted(folder.glob("step-*"))] if folder.is_dir() else []
+    kept = newest(out)
+    assert (kept.step if kept else 0) == max(steps, default=0), steps
+    assert last_step(out) - (kept.step if kept else 0) <= CHECKPOINT_EVERY, (last_step(out), steps)
 
 
 def assert_same_end(out: Path, undisturbed: Path) -> None:

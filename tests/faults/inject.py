@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _CHECKPOINT_FILE = r"checkpoints/\.step-\d+\.\w+\.partial/tensors\.safetensors$"
@@ -65,20 +67,50 @@ def full_disk(folder: str, after_bytes: int) -> None:
     _wrap(around, "write")
 
 
-def nan_loss(step: int, rank: int = 0) -> None:
-    """Make the loss of one process not a number in the given step."""
+def not_finite(what: str, step: int, rank: int, value: str, notes: str) -> None:
+    """Make the loss of one process, or the gradient of its finite loss, nan or inf in the given step.
+
+    Every process notes the images of that step, and what it has for weights and queue when it has stopped.
+    """
+    from snclr.distributed import barrier
     from snclr.methods.snclr import SNCLR
+    from snclr.train import pretrain
 
-    real, count = SNCLR.forward, [0]
+    me = int(os.environ["RANK"])
+    forward, train, count = SNCLR.forward, pretrain.train, [0]
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = real(self, *args, **kwargs)
+    def poisoned(self: Any, views: Any, ids: Any, **kwargs: Any) -> Any:
+        output = forward(self, views, ids, **kwargs)
         count[0] += 1
-        if count[0] == step + 1 and int(os.environ.get("RANK", "0")) == rank:
-            return output._replace(loss=output.loss * float("nan"))
-        return output
+        if count[0] != step + 1:
+            return output
+        (Path(notes) / f"{me}.ids").write_text(json.dumps(ids.tolist()))
+        if me != rank:
+            return output
+        if what == "gradient":
+            output.loss.register_hook(lambda gradient: gradient * float(value))
+            return output
+        return output._replace(loss=output.loss * float(value))
 
-    SNCLR.forward = forward  # type: ignore[method-assign]
+    def watched(t: Any, **kwargs: Any) -> Any:
+        try:
+            return train(t, **kwargs)
+        except Exception:
+            tensors = {f"method/{name}": tensor for name, tensor in t.core.state_dict().items()}
+            (Path(notes) / f"{me}.weights").write_text(weights_digest(tensors))
+            barrier()  # once the first process has ended, torchrun ends the others
+            raise
+
+    SNCLR.forward = poisoned  # type: ignore[method-assign]
+    pretrain.train = watched
+
+
+def weights_digest(tensors: dict[str, Any]) -> str:
+    """Of what only an update changes in a checkpoint's method: not the statistics that a forward pass keeps."""
+    from snclr.train.state import digest
+
+    passing = ("running_mean", "running_var", "num_batches_tracked")
+    return digest({k: v for k, v in tensors.items() if k.startswith("method/") and not k.endswith(passing)}, 0)
 
 
 def slow_steps(seconds: float) -> None:

@@ -1,30 +1,53 @@
-"""Promise 9: opening a file never runs its code. Each payload would make a file, the canary, if it were run."""
+"""Promise 9: opening a file never runs its code. Each payload would make a file, the canary, if it were run.
+
+A payload that could not do so would prove nothing. So each is opened a second time, the way a careless program would
+open it: the canary must be there then. And each is refused for what it is, not for some slip of ours in making it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import importlib.util
 import io
 import json
 import os
 import pickle
+import re
 import shutil
+import subprocess
+import sys
 import tarfile
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save_file
 
+from snclr.data.shard_manifest import SCHEMA as SHARDS_SCHEMA
 from snclr.train import checkpoint as module
 from tests.faults.harness import SETTINGS, Workshop
 
-Payload = Callable[[Workshop, Path, Path], list[str]]
+Maker = Callable[[Workshop, Path, Path], list[str]]
 """(shop, a folder to work in, the canary) → the arguments of the command that opens the hostile file."""
+Way = Callable[[Path, Path], object]
+"""(the folder, the canary): opens the file as a careless program would, which makes the canary."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A hostile file. `said` must be in what the command prints; `careless` are ways in which its code is run."""
+
+    make: Maker
+    said: str
+    careless: tuple[Way, ...]
+    code: int = 2
 
 
 class Bomb:
@@ -39,16 +62,104 @@ class Bomb:
 
 def payload(shop: Workshop, seed: int) -> None:
     """Open one hostile file by the command that a person would use: it is refused or harmless, and nothing is run."""
-    name = list(PAYLOADS)[seed % len(PAYLOADS)]
+    name, case = list(PAYLOADS.items())[seed % len(PAYLOADS)]
     folder = shop.place("payload")
     folder.mkdir()
     canary = folder / "canary"
-    command = shop.snclr(*PAYLOADS[name](shop, folder, canary), faults=[{"name": "tools_first", "path": str(folder)}])
+    command = shop.snclr(*case.make(shop, folder, canary), faults=[{"name": "tools_first", "path": str(folder)}])
     code = command.wait()
     assert not canary.exists(), f"{name}: its code was run"
-    assert code == (0 if name in HARMLESS else 2), f"{name}: exit code {code}\n{command.output}"
+    assert code == case.code, f"{name}: exit code {code}\n{command.output}"
     assert "Traceback" not in command.output, f"{name}:\n{command.output}"
+    assert re.search(case.said, command.output), f"{name}: refused for another reason\n{command.output}"
+    for number, way in enumerate(case.careless):
+        assert _runs(way, folder, canary), f"{name}: a dud, way {number} of opening it carelessly runs nothing"
     shutil.rmtree(folder)
+
+
+def _runs(way: Way, folder: Path, canary: Path) -> bool:
+    """Whether the code in the payload is run by a careless program, which may well fail after that."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        way(folder, canary)
+    if not canary.exists():
+        return False
+    canary.rmdir() if canary.is_dir() else canary.unlink()
+    return True
+
+
+# -------------------- careless programs
+
+
+def _torch_load(name: str) -> Way:
+    return lambda folder, canary: torch.load(folder / name, weights_only=False)
+
+
+def _pickle_load(name: str) -> Way:
+    return lambda folder, canary: pickle.loads((folder / name).read_bytes())
+
+
+def _yaml_load(folder: Path, canary: Path) -> Any:
+    return yaml.unsafe_load((folder / "run" / "config.yaml").read_text())
+
+
+def _call_what_is_named(folder: Path, canary: Path) -> None:
+    _yaml_load(folder, canary)["encoder"](canary)
+
+
+def _fill_the_template(folder: Path, canary: Path) -> None:
+    eval(_yaml_load(folder, canary)["encoder"].removeprefix("${").removesuffix("}"))
+
+
+def _evaluate_the_description(folder: Path, canary: Path) -> None:
+    with safe_open(folder / "w.safetensors", "pt") as file:
+        eval(json.loads(file.metadata()["snclr"])["encoder"]["heads"])
+
+
+def _checkpoint_pickle(name: str) -> Way:
+    return lambda folder, canary: pickle.loads(next(folder.glob(f"run/checkpoints/step-*/{name}")).read_bytes())
+
+
+def _hub_code(folder: Path, canary: Path) -> None:
+    torch.hub.load(str(folder / "hub"), "anything", source="local")
+
+
+def _shell(command: Callable[[Path, Path], str]) -> Way:
+    return lambda folder, canary: subprocess.run(
+        command(folder, canary), shell=True, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+
+
+def _listed(line: int) -> Way:
+    return _shell(lambda folder, canary: f"cat {(folder / 'list.txt').read_text().splitlines()[line]}")
+
+
+def _ghostscript(folder: Path, canary: Path) -> None:
+    """Pillow's own way with EPS, in a process of its own since it remembers where Ghostscript was."""
+    command = [sys.executable, "-c", "import sys; from PIL import Image; Image.open(sys.argv[1]).load()"]
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
+    page = folder / "images" / "class0" / "page.jpg"
+    subprocess.run([*command, str(page)], env=environment, capture_output=True, check=False)
+
+
+def _unpack(member: Callable[[Path], str]) -> Way:
+    def way(folder: Path, canary: Path) -> None:
+        trusting: Any = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+        (folder / "unpacked").mkdir(exist_ok=True)
+        with tarfile.open(folder / "shard.tar") as tar:
+            tar.extract(member(canary), folder / "unpacked", **trusting)
+
+    return way
+
+
+def _unpickle_member(name: str) -> Way:
+    def way(folder: Path, canary: Path) -> None:
+        with tarfile.open(folder / "shard.tar") as tar:
+            file = tar.extractfile(name)
+            assert file is not None
+            pickle.loads(file.read())
+
+    return way
 
 
 # -------------------- weights for --init-from
@@ -62,7 +173,7 @@ def _init_from(shop: Workshop, folder: Path, weights: Path) -> list[str]:
     ]
 
 
-def _pickled(write: Callable[[Any, Path], None], name: str, wrap: Callable[[Any], Any] = lambda bomb: bomb) -> Payload:
+def _pickled(write: Callable[[Any, Path], None], name: str, wrap: Callable[[Any], Any] = lambda bomb: bomb) -> Maker:
     def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
         write(wrap(Bomb(canary)), folder / name)
         return _init_from(shop, folder, folder / name)
@@ -78,11 +189,31 @@ def _legacy(content: Any, path: Path) -> None:
     torch.save(content, path, _use_new_zipfile_serialization=False)
 
 
+class _Program(torch.nn.Module):
+    """What TorchScript runs as it loads: `from_file` makes the file that it is to map."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path, self.mapped = path, torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @torch.jit.export
+    def __getstate__(self):  # type: ignore[no-untyped-def]
+        return self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]):  # type: ignore[no-untyped-def]
+        self.path, self.training = state[0], state[1]
+        self.mapped = torch.from_file(self.path, True, 1)  # kept: what nobody uses is optimised away
+
+
 def _script(shop: Workshop, folder: Path, canary: Path) -> list[str]:
     """A TorchScript archive: a program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated, and still about
-        torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), str(folder / "w.pt"))
+        torch.jit.save(torch.jit.script(_Program(str(canary))), str(folder / "w.pt"))
     return _init_from(shop, folder, folder / "w.pt")
 
 
@@ -104,7 +235,7 @@ def _resume(run: Path) -> list[str]:
     return ["pretrain", "--resume", f"--out={run}"]
 
 
-def _config(text: str) -> Payload:
+def _config(text: str) -> Maker:
     def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
         run = _run(shop, folder)
         (run / "config.yaml").write_text(
@@ -125,7 +256,7 @@ def _resign(checkpoint: Path) -> None:
     (checkpoint / module.MANIFEST).write_bytes(module._manifest_bytes(body))
 
 
-def _checkpoint(name: str, content: Callable[[Path], bytes]) -> Payload:
+def _checkpoint(name: str, content: Callable[[Path], bytes]) -> Maker:
     def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
         run = _run(shop, folder)
         for checkpoint in (run / "checkpoints").glob("step-*"):
@@ -136,8 +267,8 @@ def _checkpoint(name: str, content: Callable[[Path], bytes]) -> Payload:
     return make
 
 
-def _encoder_config(**changes: Any) -> Payload:
-    """The encoder's config.json asks for another architecture or arguments."""
+def _encoder_config(**changes: Any) -> Maker:
+    """The encoder's description, in config.json and the weights alike, asks for another architecture or arguments."""
 
     def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
         run = _run(shop, folder)
@@ -150,6 +281,10 @@ def _encoder_config(**changes: Any) -> Payload:
         for name, value in changes.items():
             content["snclr"]["encoder"][name] = json.loads(json.dumps(value).replace("HUB", str(hub)))
         (run / "config.json").write_text(json.dumps(content))
+        weights = run / "encoder.safetensors"
+        with safe_open(weights, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        save_file(tensors, weights, {"snclr": json.dumps(content["snclr"])})
         return ["knn", str(run), "--data", str(shop.images), "--device=cpu"]
 
     return make
@@ -166,7 +301,7 @@ def _embeddings(shop: Workshop, folder: Path, canary: Path) -> list[str]:
 # -------------------- data
 
 
-def _data(spec: str) -> Payload:
+def _data(spec: str) -> Maker:
     def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
         settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
         return ["pretrain", f"--data={spec.replace('CANARY', str(canary))}", f"--out={folder / 'out'}", *settings]
@@ -221,46 +356,124 @@ def _member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def _manifest(shop: Workshop, folder: Path, canary: Path) -> list[str]:
-    """A manifest of shards that names programs and files elsewhere as its shards."""
-    shards = [{"name": f"pipe:mkdir {canary}", "url": f"pipe:mkdir {canary}"}, {"name": "../../../etc/passwd"}]
-    (folder / "shards.json").write_text(json.dumps({"schema": "snclr-shards-1", "shards": shards}))
-    return _data(str(folder / "shards.json"))(shop, folder, canary)
+def _manifest(name: str) -> Maker:
+    """A manifest of shards, whole in every other way, that names a program or a file elsewhere as its shard."""
 
+    def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+        shard = {"name": name.replace("CANARY", str(canary)), "bytes": 1024, "sha256": "0" * 64, "images": 64}
+        index = {"name": "index.safetensors", "bytes": 8, "sha256": "0" * 64}
+        content = {"schema": SHARDS_SCHEMA, "images": 64, "classes": None, "seed": None, "index": index}
+        (folder / "shards.json").write_text(json.dumps({**content, "shards": [shard]}))
+        return _data(str(folder / "shards.json"))(shop, folder, canary)
+
+    return make
+
+
+def _named_shard(folder: Path, canary: Path) -> str:
+    name: str = json.loads((folder / "shards.json").read_text())["shards"][0]["name"]
+    return name.removeprefix("pipe:")
+
+
+_REFUSED = "is refused: it holds something other than tensors"
+_NO_YAML = "config.yaml cannot be read .could not determine a constructor"
+_NO_ADDRESS = "is not accepted; it must start with one of"
+_NOT_POSSIBLE = "The saved encoder description has {} = .*, which is not possible"
 
 PAYLOADS: dict[str, Payload] = {
-    "pickle in a zip .pt": _pickled(torch.save, "w.pt"),
-    "pickle nested in a state dict": _pickled(
-        torch.save, "w.pth", lambda b: {"state_dict": {"a": torch.ones(1), "b": b}}
+    "pickle in a zip .pt": Payload(_pickled(torch.save, "w.pt"), _REFUSED, (_torch_load("w.pt"),)),
+    "pickle nested in a state dict": Payload(
+        _pickled(torch.save, "w.pth", lambda b: {"state_dict": {"a": torch.ones(1), "b": b}}),
+        _REFUSED,
+        (_torch_load("w.pth"),),
     ),
-    "pickle in a legacy .pth": _pickled(_legacy, "w.pth", lambda b: {"model": {"x": [b]}}),
-    "bare pickle": _pickled(_raw, "w.pkl"),
-    "pickle called .safetensors": _pickled(_raw, "w.safetensors"),
-    "pickle of a dict's key": _pickled(_raw, "w.pt", lambda b: {("k", 1): b}),
-    "TorchScript": _script,
-    "hostile description in safetensors": _described,
-    "config.yaml: python/object/apply": _config("\nx: !!python/object/apply:os.mkdir [CANARY]\n"),
-    "config.yaml: python/object/new": _config("\nx: !!python/object/new:os.mkdir {args: [CANARY]}\n"),
-    "config.yaml: python/name": _config("\nencoder: !!python/name:os.mkdir ''\n"),
-    "config.yaml: template text": _config("\nencoder: '${__import__(\"os\").mkdir(CANARY)}'\n"),
-    "config.yaml: encoder from a hub": _config("\nencoder: hf-hub:somebody/with-remote-code\n"),
-    "checkpoint: pickle as tensors": _checkpoint(module.TENSORS, lambda canary: pickle.dumps(Bomb(canary))),
-    "checkpoint: pickle as info": _checkpoint(module.INFO, lambda canary: pickle.dumps(Bomb(canary), protocol=0)),
-    "encoder: local-dir with a pickle": _encoder_config(architecture="local-dir:HUB"),
-    "encoder: remote code": _encoder_config(architecture="hf-hub:somebody/with-remote-code"),
-    "encoder: another library": _encoder_config(library="torch.hub", architecture="HUB"),
-    "encoder: arguments that read files": _encoder_config(
-        model_args={"pretrained": True, "checkpoint_path": "HUB/pytorch_model.bin"}
+    "pickle in a legacy .pth": Payload(
+        _pickled(_legacy, "w.pth", lambda b: {"model": {"x": [b]}}), _REFUSED, (_torch_load("w.pth"),)
     ),
-    "embeddings of Python objects": _embeddings,
-    "data: pipe URL": _data("pipe:mkdir CANARY"),
-    "data: pipe URL of shards": _data("pipe:mkdir CANARY; cat {000..003}.tar"),
-    "data: shell in a name": _data("$(mkdir CANARY).tar"),
-    "data: remote file address": _data("file:///etc/passwd"),
-    "list file with shell commands": _list,
-    "EPS under another name": _postscript,
+    "bare pickle": Payload(_pickled(_raw, "w.pkl"), _REFUSED, (_pickle_load("w.pkl"),)),
+    "pickle called .safetensors": Payload(
+        _pickled(_raw, "w.safetensors"), "cannot be read", (_pickle_load("w.safetensors"),)
+    ),
+    "pickle of a dict's key": Payload(
+        _pickled(_raw, "w.pt", lambda b: {("k", 1): b}), _REFUSED, (_pickle_load("w.pt"),)
+    ),
+    "TorchScript": Payload(_script, "cannot be read .*TorchScript|is refused", (_torch_load("w.pt"),)),
+    "hostile description in safetensors": Payload(_described, "do not fit", (_evaluate_the_description,)),
+    "config.yaml: python/object/apply": Payload(
+        _config("\nx: !!python/object/apply:os.mkdir [CANARY]\n"), _NO_YAML, (_yaml_load,)
+    ),
+    "config.yaml: python/object/new": Payload(
+        _config("\nx: !!python/object/new:os.mkdir {args: [CANARY]}\n"), _NO_YAML, (_yaml_load,)
+    ),
+    "config.yaml: python/name": Payload(
+        _config("\nencoder: !!python/name:os.mkdir ''\n"), _NO_YAML, (_call_what_is_named,)
+    ),
+    "config.yaml: template text": Payload(
+        _config("\nencoder: '${__import__(\"os\").mkdir(CANARY)}'\n"), "There is no encoder", (_fill_the_template,)
+    ),
+    "config.yaml: encoder from a hub": Payload(
+        _config("\nencoder: hf-hub:somebody/with-remote-code\n"), "There is no encoder 'hf-hub:", ()
+    ),
+    "checkpoint: pickle as tensors": Payload(
+        _checkpoint(module.TENSORS, lambda canary: pickle.dumps(Bomb(canary))),
+        "its content cannot be read",
+        (_checkpoint_pickle(module.TENSORS),),
+    ),
+    "checkpoint: pickle as info": Payload(
+        _checkpoint(module.INFO, lambda canary: pickle.dumps(Bomb(canary), protocol=0)),
+        "its content cannot be read",
+        (_checkpoint_pickle(module.INFO),),
+    ),
+    "encoder: local-dir with a pickle": Payload(
+        _encoder_config(architecture="local-dir:HUB"),
+        _NOT_POSSIBLE.format("architecture"),
+        (_torch_load("hub/pytorch_model.bin"),),
+    ),
+    "encoder: remote code": Payload(
+        _encoder_config(architecture="hf-hub:somebody/with-remote-code"), _NOT_POSSIBLE.format("architecture"), ()
+    ),
+    "encoder: another library": Payload(
+        _encoder_config(library="torch.hub", architecture="HUB"), _NOT_POSSIBLE.format("library"), (_hub_code,)
+    ),
+    "encoder: arguments that read files": Payload(
+        _encoder_config(model_args={"pretrained": True, "checkpoint_path": "HUB/pytorch_model.bin"}),
+        _NOT_POSSIBLE.format("model_args"),
+        (_torch_load("hub/pytorch_model.bin"),),
+    ),
+    "embeddings of Python objects": Payload(
+        _embeddings, "Object arrays cannot be loaded", (lambda f, canary: np.load(f / "f.npy", allow_pickle=True),)
+    ),
+    "data: pipe URL": Payload(
+        _data("pipe:mkdir CANARY"), _NO_ADDRESS, (_shell(lambda folder, canary: f"mkdir {canary}"),)
+    ),
+    "data: pipe URL of shards": Payload(
+        _data("pipe:mkdir CANARY; cat {000..003}.tar"),
+        _NO_ADDRESS,
+        (_shell(lambda folder, canary: f"mkdir {canary}; cat 000.tar"),),
+    ),
+    "data: shell in a name": Payload(
+        _data("$(mkdir CANARY).tar"), "do not exist", (_shell(lambda folder, canary: f"cat $(mkdir {canary}).tar"),)
+    ),
+    "data: a file's address": Payload(_data("file:///etc/passwd"), "has no tar header", ()),
+    "list file with shell commands": Payload(
+        _list, "names 3 files that do not exist", (_listed(0), _listed(1), _listed(2))
+    ),
+    "EPS under another name": Payload(_postscript, "Next: snclr", (_ghostscript,), code=0),
+    "shard with ../, links, pickles": Payload(
+        _tar,
+        "Next: snclr",
+        (
+            _unpack(lambda canary: f"../{canary.name}"),
+            _unpack(str),
+            *map(_unpickle_member, ("zzz.pkl", "064.pyd", "064.pth")),
+        ),
+        code=0,
+    ),
+    "manifest of shards with a program": Payload(
+        _manifest("pipe:mkdir CANARY"), "is not a plain file name", (_shell(_named_shard),)
+    ),
+    "manifest of shards elsewhere": Payload(_manifest("../../../etc/passwd"), "is not a plain file name", ()),
 }
-if importlib.util.find_spec("snclr.data.shards") is not None:
-    PAYLOADS |= {"shard with ../, links, pickles": _tar, "manifest of shards with programs": _manifest}
-HARMLESS = ("EPS under another name", "shard with ../, links, pickles")
-"""What is not refused: the good images beside it are trained on."""
+"""Without a careless way: addresses of code, and files elsewhere, which a trial could only fetch or read to run them.
+
+Two are not refused (code 0): the good images beside them are trained on.
+"""

@@ -1,6 +1,8 @@
-"""One rank under torchrun: an `snclr` command with faults, that leaves its process id and exit code for the trial.
+"""One rank under torchrun: an `snclr` command with faults, that leaves notes for the trial.
 
-usage: rank_worker.py FOLDER FAULTS(JSON) ARGUMENTS OF SNCLR …
+They are its process id, its exit code, and the last step that an earlier attempt had done when this one began.
+
+usage: rank_worker.py FOLDER RUN FAULTS(JSON) ARGUMENTS OF SNCLR …
 """
 
 import json
@@ -9,14 +11,16 @@ import sys
 from pathlib import Path
 
 from tests.faults import inject
+from tests.faults.harness import last_step
 
 if __name__ == "__main__":
     me = Path(sys.argv[1]) / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
     me.with_suffix(".pid").write_text(str(os.getpid()))
-    for fault in json.loads(sys.argv[2]):
+    me.with_suffix(".done").write_text(str(last_step(Path(sys.argv[2]))))
+    for fault in json.loads(sys.argv[3]):
         getattr(inject, fault.pop("name"))(**fault)
     from snclr.cli import main
 
-    code = main(sys.argv[3:])
+    code = main(sys.argv[4:])
     me.with_suffix(".code").write_text(str(code))
     sys.exit(code)

@@ -22,3 +22,6 @@ def test_promise(shop: Workshop, promise: Promise, seed: int) -> None:
 def test_every_promise_is_tried() -> None:
     assert {promise.row for promise in PROMISES} == {str(row) for row in range(1, 16)}
     assert len({promise.name for promise in PROMISES}) == len(PROMISES)
+    assert all(promise.full for promise in PROMISES)
+    elsewhere = {promise.trial.__name__ for promise in PROMISES if not promise.short}
+    assert elsewhere == {"two_hundred_steps", "cable_cut"}  # which have files of their own, see `promises.py`
