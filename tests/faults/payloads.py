@@ -396,7 +396,7 @@ PAYLOADS: dict[str, Payload] = {
     "pickle of a dict's key": Payload(
         _pickled(_raw, "w.pt", lambda b: {("k", 1): b}), _REFUSED, (_pickle_load("w.pt"),)
     ),
-    "TorchScript": Payload(_script, "cannot be read .*TorchScript|is refused", (_torch_load("w.pt"),)),
+    "TorchScript": Payload(_script, "is refused: it is a TorchScript program", (_torch_load("w.pt"),)),
     "hostile description in safetensors": Payload(_described, "do not fit", (_evaluate_the_description,)),
     "config.yaml: python/object/apply": Payload(
         _config("\nx: !!python/object/apply:os.mkdir [CANARY]\n"), _NO_YAML, (_yaml_load,)

@@ -105,5 +105,7 @@ PROMISES = (
         6,
         (0,),
     ),
-    Promise("15", "mutated manifests, headers, settings, lists", fuzz.fuzz, 200, tuple(range(9)), checks=fuzz.EACH),
+    Promise(
+        "15", "mutated manifests, headers, settings, lists, shards", fuzz.fuzz, 200, tuple(range(12)), checks=fuzz.EACH
+    ),
 )

@@ -109,6 +109,11 @@ def _open_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
             " its state dict alone, with safetensors or torch.save."
         ) from error
     except Exception as error:  # a damaged file makes torch raise almost anything
+        if "TorchScript" in str(error):  # torch's own words advise to run it
+            raise UserError(
+                f"{path} is refused: it is a TorchScript program, and reading one can run its code. If you trust it,"
+                " open it elsewhere with torch.jit.load and save its state dict alone, with safetensors or torch.save."
+            ) from error
         raise UserError(f"{path} cannot be read ({_first_line(error)}); it is damaged or not a torch file") from error
     return _state_dict(content, path), None
 
