@@ -366,7 +366,7 @@ def test_a_second_comparison_in_the_same_place_is_refused(workers, common):
     common["out"].mkdir()
     lock = FileLock(common["out"] / ".snclr-compare.lock")
     assert lock.acquire()
-    with pytest.raises(UserError, match="another comparison is running"):
+    with pytest.raises(UserError, match="another comparison is already under way"):
         compare(methods="snclr", seeds=1, **common)
     lock.release()
 

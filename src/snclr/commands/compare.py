@@ -117,7 +117,7 @@ def carry_out(
     from snclr.comparison.runner import Place
     from snclr.comparison.store import Records
     from snclr.comparison.study import conduct, estimate
-    from snclr.durable import FileLock
+    from snclr.durable import FileLock, check_writable, lock_folder
 
     if jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
@@ -127,34 +127,15 @@ def carry_out(
     )
     if dry_run:
         return {"exit_code": 0, "dry_run": True, "title": study.title, "rule": study.rule, **estimate(study, place)}
-    _check_folder(place.out, "--out")
-    _check_folder(place.records.folder, "--results" if results else "--out")
+    check_writable(place.records.folder / "record", f"choose another {'--results' if results else '--out'} folder")
+    lock = FileLock(place.out / ".snclr-compare.lock")
+    lock_folder(lock, "another comparison", "choose another --out folder")
     try:
-        lock = FileLock(place.out / ".snclr-compare.lock")
-        free = lock.acquire()
-    except OSError as error:
-        raise UserError(f"cannot write in {place.out} ({error.strerror}); choose another --out folder") from error
-    if not free:
-        raise UserError(f"another comparison is running in {place.out}: {lock.holder()}. Wait for it, or give --out")
-    try:
-        lock.describe_holder()
         said, outcome = conduct(study, place)
         files, table = write_files(said, place.records, place.out) if said else ({}, {})
     finally:
         lock.release()
     return {**table, "exit_code": outcome.exit_code, "failed": outcome.failed, "files": files}
-
-
-def _check_folder(folder: Path, flag: str) -> None:
-    """Write in a folder before hours of training do: they would have nowhere to put what they found."""
-    import tempfile
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"\0")
-    except OSError as error:
-        raise UserError(f"cannot write in {folder} ({error.strerror}); choose another {flag} folder") from error
 
 
 def write_files(study: dict[str, Any], records: Any, out: Path) -> tuple[dict[str, str], dict[str, Any]]:
