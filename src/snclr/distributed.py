@@ -6,6 +6,7 @@ collective: each process must call them, in the same order.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -122,17 +123,19 @@ def meet() -> None:
     """Wait until every process has come this far, however long one of them needs to read, download or index.
 
     A collective gives up after the job's timeout, and cannot tell slow work from a hang. Here each puts down that it is
-    there, and looks for the others; one that is dead is for the launcher, or `snclr.train.watch`, to find.
+    there, and looks for the others; one that is dead is for the launcher, or `snclr.train.watch`, to find. Where the
+    place to look is gone, with the launcher that kept it, the collective that follows must do.
     """
     if not is_distributed():
         return
     store, number = dist.distributed_c10d._get_default_store(), next(_MEETINGS)
-    store.set(f"snclr/meeting-{number}/{dist.get_rank()}", "here")
     everyone = [f"snclr/meeting-{number}/{rank}" for rank in range(dist.get_world_size())]
     pause = 0.001
-    while not store.check(everyone):
-        time.sleep(pause)
-        pause = min(2 * pause, 0.2)
+    with contextlib.suppress(RuntimeError):  # torch's errors of a store are of that kind
+        store.set(everyone[dist.get_rank()], "here")
+        while not store.check(everyone):
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
 
 
 def rejoin_after_restart(backend: str, timeout: timedelta) -> None:

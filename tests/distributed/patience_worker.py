@@ -13,7 +13,7 @@ from snclr.cli import main
 from snclr.data.loader import ViewLoader
 from snclr.train import inputs
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))
 
 
 def open_slowly(seconds: float) -> None:

@@ -13,18 +13,20 @@ from pathlib import Path
 from snclr.cli import main
 from snclr.train import loop
 
-step, whom, number, notes = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
 inner = loop.training_step
 
 
-def training_step(t, batch):
-    result = inner(t, batch)
-    if batch.step + 1 == step and os.environ.get("LOCAL_RANK") == "1":
-        notes.write_text(f"{os.getpid()} {time.time()}")
-        os.kill(os.getpid() if whom == "self" else os.getppid(), number)
-    return result
+def signal_after(step, whom, number, notes):
+    def training_step(t, batch):
+        result = inner(t, batch)
+        if batch.step + 1 == step and os.environ.get("LOCAL_RANK") == "1":
+            notes.write_text(f"{os.getpid()} {time.time()}")
+            os.kill(os.getpid() if whom == "self" else os.getppid(), number)
+        return result
+
+    loop.training_step = training_step
 
 
 if __name__ == "__main__":
-    loop.training_step = training_step
+    signal_after(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
     sys.exit(main(sys.argv[5:]))

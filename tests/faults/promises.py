@@ -66,7 +66,7 @@ PROMISES = (
         "200 steps in double precision on 2 and on 4 processes: the weights of one to 1e-8",
         steps.two_hundred_steps,
         2,
-        (),  # takes minutes; test_one_result.py has it on two processes, and a ViT's on four
+        (),  # takes minutes; test_one_result.py has the same of a ViT
     ),
     Promise("7", "a full disk (writes that fail from byte n on)", disks.failing_writer, 10, (1, 3)),
     Promise("7", "a full disk (a file system of a few hundred kilobytes)", disks.small_tmpfs, 5, (2,)),

@@ -373,7 +373,5 @@ def test_a_shard_that_claims_a_file_larger_than_any_is_damaged(tmp_path, size):
     header = data[at : at + 512]
     data[at + 148 : at + 156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32)
     path.write_bytes(data)
-    with pytest.raises(
-        UserError, match=rf"a\.tar is damaged: its header at byte {at} says that 1\.jpg has {size} bytes"
-    ):
+    with pytest.raises(UserError, match=rf"a\.tar claims a file of {size} bytes at byte {at}"):
         open_source(str(path))

@@ -157,7 +157,8 @@ class Watch:
             if steps[rank] == max(steps):
                 known.in_step = now
         silent = [rank for rank, known in seen.items() if now - known.heard > self._timeout]
-        stuck = [rank for rank, known in seen.items() if now - known.in_step > self._timeout]
+        alive = [rank for rank, known in seen.items() if now - known.heard < 5 * BEAT_SECONDS]
+        stuck = [rank for rank in alive if now - seen[rank].in_step > self._timeout]
         if not silent and not stuck:
             return None
         hosts = ", ".join(f"process {r} on {self._store.get(f'host/{r}').decode()}" for r in silent or stuck)
