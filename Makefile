@@ -18,8 +18,9 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/snclr demo
 
+# One process more than there are cores: many tests wait, for a signal or a timeout.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(BIN)/python -m pytest
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

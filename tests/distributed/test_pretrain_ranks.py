@@ -168,10 +168,9 @@ def test_a_batch_script_without_srun_starts_the_other_processes_too(photos, alon
     assert_same_images(alone, tmp_path / "run")
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_slurm_tasks_become_the_processes(photos, alone, tmp_path, nodes):
-    """Two tasks a node, by `srun -N nodes -n tasks` without --ntasks-per-node."""
-    tasks = 2 * nodes
+def test_slurm_tasks_become_the_processes(photos, alone, tmp_path):
+    """Two tasks a node, by `srun -N 2 -n 4` without --ntasks-per-node."""
+    nodes, tasks = 2, 4
     common = {
         "SLURM_JOB_ID": "77", "SLURM_NTASKS": str(tasks), "SLURM_NNODES": str(nodes), "SLURM_NODELIST": "localhost",
         "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_NUM_NODES": str(nodes),

@@ -39,7 +39,7 @@ class Promise:
 
 PROMISES = (
     Promise("1", "the same command gives the same run, with 0 or 2 loader workers", kills.repeat, 10, (0,)),
-    Promise("1", "the same on two processes", ranks.repeat_ranks, 10, (1,)),
+    Promise("1", "the same on two processes", ranks.repeat_ranks, 10, ()),  # test_pretrain_ranks.py
     Promise("2", "kill -9 at a random moment, then --resume: the same end", kills.random_kill, 50, (1, 2)),
     Promise(
         "2", "kill -9 at a forced point of a write, rename or deletion", kills.forced_kill, len(kills.FORCED), (0, 5)
@@ -59,7 +59,11 @@ PROMISES = (
         (0,),
     ),
     Promise(
-        "6", "resumed on 2, 1 and 2 processes again: the images of every step are the same", ranks.resized, 3, (0,)
+        "6",
+        "resumed on 2, 1 and 2 processes again: the images of every step are the same",
+        ranks.resized,
+        3,
+        (),  # test_pretrain_ranks.py
     ),
     Promise(
         "6",
