@@ -41,8 +41,9 @@ class _Seen:
     beat: bytes
     heard: float
     """When the beat last changed: later ones come from a living process, whatever its main thread does."""
-    in_step: float
-    """When it was last as far as the farthest."""
+    step: int
+    waited_for: float
+    """Since when the others have waited for it at this step; the last look, where they do not."""
 
 
 class Watch:
@@ -151,14 +152,15 @@ class Watch:
         now, beats = time.monotonic(), self._beats()
         steps = [int(beat.split()[1]) for beat in beats]
         for rank, beat in enumerate(beats):
-            known = seen.setdefault(rank, _Seen(beat, now, now))
+            known = seen.setdefault(rank, _Seen(beat, now, steps[rank], now))
             if beat != known.beat:
                 known.beat, known.heard = beat, now
-            if steps[rank] == max(steps):
-                known.in_step = now
+            # One that is behind may only have told its step a moment earlier: it is waited for where it does not move.
+            if steps[rank] == max(steps) or steps[rank] != known.step:
+                known.step, known.waited_for = steps[rank], now
         silent = [rank for rank, known in seen.items() if now - known.heard > self._timeout]
         alive = [rank for rank, known in seen.items() if now - known.heard < 5 * BEAT_SECONDS]
-        stuck = [rank for rank in alive if now - seen[rank].in_step > self._timeout]
+        stuck = [rank for rank in alive if now - seen[rank].waited_for > self._timeout]
         if not silent and not stuck:
             return None
         hosts = ", ".join(f"process {r} on {self._store.get(f'host/{r}').decode()}" for r in silent or stuck)
