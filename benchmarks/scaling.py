@@ -222,13 +222,13 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
     from snclr.train.build import build_method, encoder_spec
     from snclr.train.inputs import open_data
     from snclr.train.loop import training_step
-    from snclr.train.pretrain import _prepare, build_loader
+    from snclr.train.pretrain import build_loader, prepare
     from snclr.train.run_folder import RunFolder
 
     config = step_config(name)
     source = open_data(config.data, fabric)
     loader, method = build_loader(config, source, fabric), build_method(config, encoder_spec(config))
-    training = _prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    training = prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
     core: Any = training.core
     full, generator = core.queue.length, torch.Generator().manual_seed(0)
     core.queue.push(torch.randn(full, config.dim, generator=generator), torch.full((full,), len(source)))

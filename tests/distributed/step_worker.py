@@ -34,7 +34,7 @@ def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: i
     source = p.open_data(config.data, fabric)
     loader = p.build_loader(config, source, fabric)
     method = p.build_method(config, p.encoder_spec(config))
-    training = p._prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    training = p.prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
     ids, views, losses, gradients = [], [], [], []
     inner = training.optimizer.step
 

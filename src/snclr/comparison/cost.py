@@ -20,7 +20,7 @@ def measure_cost(given: dict[str, Any], *, steps: int) -> dict[str, Any]:
     from snclr.comparison.worker import peak_memory
     from snclr.config import resolve
     from snclr.train.loop import training_step
-    from snclr.train.pretrain import _threads
+    from snclr.train.pretrain import threads_set_to
 
     config = resolve({**given, "out": "unused"})
     t = _training(config)
@@ -31,7 +31,7 @@ def measure_cost(given: dict[str, Any], *, steps: int) -> dict[str, Any]:
         queue.push(filler.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
     spent: list[float] = []
     ends: list[float] = []
-    with _threads(config.threads), contextlib.closing(t.loader.batches(0, WARM_UP + steps)) as batches:
+    with threads_set_to(config.threads), contextlib.closing(t.loader.batches(0, WARM_UP + steps)) as batches:
         for batch in batches:
             began = time.perf_counter()
             training_step(t, batch)
@@ -59,18 +59,15 @@ def _state_mb(t: Any) -> float:
 
 
 def _training(config: Any) -> Any:
-    """A run's objects, ready for its first step, without a run folder: made by the training itself.
-
-    Its parts are private there. A copy of them here would measure what is not trained: it once left --compile out.
-    """
+    """A run's objects, ready for its first step, without a run folder."""
     from snclr.train.build import build_method, encoder_spec
     from snclr.train.inputs import count_classes, open_data
     from snclr.train.launch import launch
-    from snclr.train.pretrain import _prepare, build_loader
+    from snclr.train.pretrain import build_loader, prepare
     from snclr.train.run_folder import RunFolder
 
     fabric = launch(config)
     source = open_data(config.data, fabric)
     loader = build_loader(config, source, fabric)
     method = build_method(config, encoder_spec(config), classes=count_classes(source))
-    return _prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    return prepare(config, fabric, RunFolder(config.out), source, loader, method, None)

@@ -122,8 +122,8 @@ class ViewLoader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of steps start, start + 1, … stop - 1. Workers live as long as this iterator.
 
-        Where the images are behind a network, a stop (a signal that is noted, as in a run) ends the wait for a batch:
-        in its place comes None, and then no more.
+        Where the images are behind a network, a stop (a signal that is noted, as in a run) ends the wait for a batch,
+        and no more come.
         """
         # The epoch before counts as seen, so that restored bad images are not a share of the first few after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
@@ -131,7 +131,6 @@ class ViewLoader:
         if self._workers and isinstance(self._stage1.source, ArraySource):  # none of its images can be bad
             yield from in_thread(_BothStages(self._stage1, self._finish), start, stop)
             return
-        stopped = False
         try:
             for crops in self._crops(start, stop):
                 self._note_bad(crops)
@@ -140,9 +139,7 @@ class ViewLoader:
                     self._judge(hopeless=hopeless)
                 yield self._finish(crops)
         except Stopped:
-            stopped = True
-        if stopped:  # behind the block: what the error holds on to is gone, and with it the workers
-            yield None  # type: ignore[misc]  # for a loop that looks at the stop before it looks at the batch
+            return
 
     def restore_skipped(self, skips: Iterable[Skip]) -> None:
         """Put back the `skipped` of the run that is resumed: each image stays listed once."""

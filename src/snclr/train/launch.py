@@ -14,9 +14,8 @@ import os
 import sys
 from typing import Any
 
-import torch
-
 from snclr.config import PretrainConfig
+from snclr.devices import pick_device
 from snclr.distributed import leave, rank_and_size, rejoin_after_restart
 from snclr.errors import UserError
 from snclr.train.processes import Known, Processes, find_processes, unused_tasks
@@ -71,7 +70,7 @@ def start(
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    accelerator = _pick_accelerator(accelerator)
+    accelerator = pick_device(accelerator)
     if accelerator == "cpu" and precision in ("16", "bf16"):
         raise UserError(
             f"precision {precision} is for GPUs: few processors compute in it, and some die of it. Give --precision 32."
@@ -133,11 +132,3 @@ def _without_buffer_sync() -> dict[str, Any]:
 
     known = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
-
-
-def _pick_accelerator(accelerator: str) -> str:
-    if accelerator == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise UserError("accelerator cuda was asked for, but torch sees no CUDA device; give --accelerator cpu or auto")
-    return accelerator

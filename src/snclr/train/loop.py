@@ -108,10 +108,10 @@ def next_batch(t: Training, batches: Iterator[Batch], stop: StopRequest, *, pati
     `patient`: the first batch may take longer than any other, with shards still to be fetched.
     """
     if t.fabric.world_size == 1:
-        return None if stop.requested is not None else next(batches)
+        return None if stop.requested is not None else next(batches, None)
     batch, error = None, None
     try:
-        batch = next(batches)
+        batch = next(batches, None)
     except Exception as caught:
         error = caught
     if patient:

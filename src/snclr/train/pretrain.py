@@ -105,9 +105,9 @@ def _pretrain(config: PretrainConfig, fabric: Any, watch: Watch, *, quiet: bool)
             run = RunFolder.create(config.out, resume=config.resume, overwrite=config.overwrite)
     with run as folder, _log_file(folder, enabled=fabric.is_global_zero):
         checkpoint = find_checkpoint(folder, fabric) if config.resume else None
-        training = _prepare(config, fabric, folder, source, loader, method, checkpoint)
+        training = prepare(config, fabric, folder, source, loader, method, checkpoint)
         training.reached = watch.reached
-        with _threads(config.threads):
+        with threads_set_to(config.threads):
             return _run(training, spec, checkpoint, quiet=quiet)
 
 
@@ -135,7 +135,7 @@ def _run(t: Training, spec: EncoderSpec, checkpoint: Checkpoint | None, *, quiet
     return PretrainResult(t.run.path, step, t.total_steps, len(t.loader.skipped), exit_code)
 
 
-def _prepare(
+def prepare(
     config: PretrainConfig, fabric: Any, run: RunFolder, source: Source, loader: ViewLoader, method: Any,
     checkpoint: Checkpoint | None,
 ) -> Training:  # fmt: skip
@@ -229,7 +229,7 @@ def _write_skipped(run: RunFolder, loader: ViewLoader) -> None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads_set_to(count: int) -> Iterator[None]:
     """Train with that many threads (0: torch's own choice)."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
