@@ -3,15 +3,19 @@
 usage: patience_worker.py slow SECONDS ARGUMENTS …    the first process of the machine is slow to open the images
        patience_worker.py stuck STEP ARGUMENTS …      the second never gets the batch of that step
        patience_worker.py apart FOLDER ARGUMENTS …    the second works in another folder, and so does not see the run
+       patience_worker.py silent SECONDS ARGUMENTS …  the second falls silent in an evaluation, which has that timeout
+       patience_worker.py deserted 0 ARGUMENTS …      the agent is killed while an evaluation waits for the second
 """
 
 import os
+import signal
 import sys
 import time
 
 from snclr.cli import main
 from snclr.data.loader import ViewLoader
-from snclr.train import inputs
+from snclr.evaluate import features
+from snclr.train import inputs, watch
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -38,8 +42,39 @@ def stick_at(step: int) -> None:
     ViewLoader.batches = batches
 
 
+def fall_silent() -> None:
+    def show_no_life(self):
+        return
+
+    def hang(*args, **kwargs):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(600)
+
+    watch.Watch._talk = show_no_life
+    features.extract_features = hang
+
+
+def desert() -> None:
+    """The first process kills their agent where the second does not come on."""
+    inner = features.extract_features
+
+    def extract_features(*args, **kwargs):
+        if RANK == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+            return inner(*args, **kwargs)
+        return time.sleep(600)
+
+    features.extract_features = extract_features
+
+
 if __name__ == "__main__":
     what, value = sys.argv[1:3]
+    if what == "silent":
+        watch.TIMEOUT_SECONDS = float(value)
+        if RANK == 1:
+            fall_silent()
+    if what == "deserted":
+        desert()
     if what == "slow" and RANK == 0:
         open_slowly(float(value))
     if what == "stuck" and RANK == 1:

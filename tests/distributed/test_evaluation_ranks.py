@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from snclr.evaluate.results import read_results
-from tests.distributed import evaluation_worker
+from tests.distributed import evaluation_worker, patience_worker
 from tests.distributed.ranks import run as start
 
 tiny_run = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "tiny_run.py")))
@@ -116,3 +117,17 @@ def test_an_odd_number_of_labels_is_shared_and_a_list_that_cannot_be_written_sto
     assert "snclr finetune: cannot write" in done.stderr
     assert "OSError" not in done.stderr
     assert "IsADirectoryError" not in done.stderr
+
+
+def test_a_process_that_falls_silent_ends_the_evaluation_and_is_named(trained: Path) -> None:
+    done = start(2, str(patience_worker.__file__), "silent", "8", "knn", str(trained), "--no-cache", timeout=120)
+    assert done.returncode != 0
+    assert "process 1 on " in done.stderr, done.stderr[-3000:]
+    assert "has shown no sign of life for 8 seconds" in done.stderr, done.stderr[-3000:]
+
+
+def test_an_evaluation_does_not_outlive_its_agent(trained: Path) -> None:
+    # Its processes hold the pipes that are read here: this comes back when the last of them has gone.
+    done = start(2, str(patience_worker.__file__), "deserted", "0", "knn", str(trained), "--no-cache", timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stderr.count("the process that started this one is gone") == 2, done.stderr[-3000:]

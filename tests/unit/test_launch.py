@@ -1,6 +1,7 @@
 """How many processes there are: as a launcher says, else as the flags say; and that Fabric is told just that."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -249,3 +250,14 @@ def test_the_nearest_batch_that_can_be_shared_is_named(batch, processes, near):
 def test_half_precision_is_refused_on_a_processor():
     with pytest.raises(UserError, match="precision bf16 is for GPUs"):
         start(accelerator="cpu", precision="bf16")
+
+
+def test_fabric_is_imported_without_what_it_asks_only_for_its_version():
+    script = (
+        "import sys, snclr.train.fabric;"
+        "assert 'lightning_fabric' in sys.modules and 'torchmetrics' not in sys.modules;"
+        "from lightning_fabric.utilities.imports import _TORCHMETRICS_GREATER_EQUAL_1_0_0 as known;"
+        "import torchmetrics; assert torchmetrics.Metric and known"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

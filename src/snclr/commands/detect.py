@@ -77,6 +77,7 @@ def detect(
     from snclr.distributed import together
     from snclr.durable import check_writable
     from snclr.train.launch import start as launch
+    from snclr.train.watch import TIMEOUT_SECONDS, watched
 
     settings = resolve(
         recipe, iterations=iterations, batch_size=batch_size, lr=lr, weight_decay=weight_decay, short_side=short_side,
@@ -86,31 +87,34 @@ def detect(
     fabric = launch(accelerator=accelerator, devices=devices, nodes=nodes, precision=precision)
     quiet = quiet or not fabric.is_global_zero
     run = Path(run)
-    with together():
-        train, val, words = open_coco(
-            data, train_annotations=train_annotations, val_annotations=val_annotations, images=images,
-            val_images=val_images, seed=settings.seed,
-        )  # fmt: skip
-        faults = faults_of(train, val, most=max_bad_share)
-    _tell_faults(faults, quiet)
-    finished: Detector | None
-    if detector is not None:
+    with watched(TIMEOUT_SECONDS):
         with together():
-            finished = open_detector(Path(detector), fabric.device)
-            if finished is None:
-                raise UserError(f"{detector} holds no finished detector; give a folder RUN/detect-… that has one")
-            check_classes(Path(detector), val)
-            if fabric.is_global_zero:
-                for place in (run, Path(detector)):
-                    check_writable(place / "results", "the result goes there: copy it to a place you own")
-    else:
-        finished, stopped = _trained(
-            run, init, encoder, train, settings, fabric, workers=workers, quiet=quiet, words=words
+            train, val, words = open_coco(
+                data, train_annotations=train_annotations, val_annotations=val_annotations, images=images,
+                val_images=val_images, seed=settings.seed,
+            )  # fmt: skip
+            faults = faults_of(train, val, most=max_bad_share)
+        _tell_faults(faults, quiet)
+        finished: Detector | None
+        if detector is not None:
+            with together():
+                finished = open_detector(Path(detector), fabric.device)
+                if finished is None:
+                    raise UserError(f"{detector} holds no finished detector; give a folder RUN/detect-… that has one")
+                check_classes(Path(detector), val)
+                if fabric.is_global_zero:
+                    for place in (run, Path(detector)):
+                        check_writable(place / "results", "the result goes there: copy it to a place you own")
+        else:
+            finished, stopped = _trained(
+                run, init, encoder, train, settings, fabric, workers=workers, quiet=quiet, words=words
+            )
+            if stopped:
+                return {"kind": "detect", "complete": False, **stopped}
+        assert finished is not None
+        return _evaluate(
+            run, finished, val, faults, fabric, draw=draw, draw_score=draw_score, workers=workers, quiet=quiet
         )
-        if stopped:
-            return {"kind": "detect", "complete": False, **stopped}
-    assert finished is not None
-    return _evaluate(run, finished, val, faults, fabric, draw=draw, draw_score=draw_score, workers=workers, quiet=quiet)
 
 
 def _trained(

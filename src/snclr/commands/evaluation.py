@@ -117,16 +117,17 @@ def session(
     *, device: str = "auto", devices: str | int = "1", nodes: int = 1, cache: bool = True, quiet: bool = False
 ) -> Iterator[Session]:
     """Start the processes that were asked for, or join those a launcher started, and catch stops inside the block."""
-    from snclr.distributed import barrier, rank_and_size
+    from snclr.distributed import meet, rank_and_size
     from snclr.errors import UserError
     from snclr.train.signals import StopRequest
+    from snclr.train.watch import TIMEOUT_SECONDS, watched
 
     device = _start(device, str(devices), nodes)
     first = rank_and_size()[0] == 0
     try:
-        with StopRequest() as stop:
+        with watched(TIMEOUT_SECONDS), StopRequest() as stop:
             yield Session(device, stop, quiet or not first, first, cache)
-        barrier()  # none leaves while another still needs it
+            meet()  # none leaves while another still needs it
     except UserError:
         if first:
             raise

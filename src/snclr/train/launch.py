@@ -18,11 +18,12 @@ from snclr.config import PretrainConfig
 from snclr.devices import pick_device
 from snclr.distributed import leave, rank_and_size, rejoin_after_restart
 from snclr.errors import UserError
+from snclr.train.fabric import DDPStrategy, Fabric
 from snclr.train.processes import Known, Processes, find_processes, unused_tasks
 from snclr.train.signals import STARTED_BY
+from snclr.train.watch import TIMEOUT_SECONDS
 
 PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
-TIMEOUT_SECONDS = 600.0
 _FABRICS_LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
 
 
@@ -67,9 +68,6 @@ def start(
     `devices` is a number of processes on this machine, or auto (all GPUs). No process waits longer than `timeout`
     seconds for another.
     """
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
     accelerator = pick_device(accelerator)
     if accelerator == "cpu" and precision in ("16", "bf16"):
         raise UserError(

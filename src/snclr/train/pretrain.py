@@ -33,7 +33,7 @@ from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.run_folder import RunFolder, write_atomic
 from snclr.train.saved_run import resume_config
 from snclr.train.signals import StopRequest
-from snclr.train.watch import Watch
+from snclr.train.watch import Watch, watched
 
 _log = logging.getLogger("snclr")
 
@@ -70,15 +70,8 @@ def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
             f" {config.precision}: its machine does not see {config.out}, so give it the run's own flags"
         )
     quiet = quiet or not fabric.is_global_zero
-    with Watch(config.timeout) as watch:
-        try:
-            return _pretrain(config, fabric, watch, quiet=quiet)
-        except RuntimeError as error:
-            if missing := watch.silent():
-                raise UserError(
-                    f"process {', '.join(map(str, missing))} is gone or cannot be reached ({error})"
-                ) from error
-            raise
+    with watched(config.timeout) as watch:
+        return _pretrain(config, fabric, watch, quiet=quiet)
 
 
 def _refuse_missing(config: PretrainConfig, *, also_data: bool = True) -> None:

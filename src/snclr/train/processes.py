@@ -14,10 +14,9 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from snclr.errors import UserError
+from snclr.train.fabric import ClusterEnvironment, SLURMEnvironment
 
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 _MORE = {"torchrun": "--nproc-per-node", "srun": "--ntasks-per-node"}

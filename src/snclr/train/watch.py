@@ -1,4 +1,4 @@
-"""Watching over the processes of a run: a hang is not for ever, and no process outlives the one that started it.
+"""Watching over the processes of a job: a hang is not for ever, and no process outlives the one that started it.
 
 Each process sends a sign of life every second, and the step it has come to, to a small store kept by process 0. Process
 0 notices who has been silent, or behind the others, for too long and tells all; the others notice when the store itself
@@ -19,12 +19,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from snclr.distributed import barrier, open_store, rank_and_size
+from snclr.errors import UserError
 
+TIMEOUT_SECONDS = 600.0
+"""How long a process may be silent where nothing else is set."""
 BEAT_SECONDS = 1.0
 ORPHAN_SECONDS = 8.0
 """How long an orphan may take to save and leave."""
@@ -181,7 +185,21 @@ class Watch:
         print("the process that started this one is gone: saving and leaving", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         if not self._stop.wait(ORPHAN_SECONDS):
-            _end("no step ended in time to save; the last checkpoint is whole")
+            _end("no step ended in time to save; what was saved before is whole")
+
+
+@contextlib.contextmanager
+def watched(timeout: float) -> Iterator[Watch]:
+    """Watch over the processes within the block; an error of torch's that a missing process explains names that."""
+    with Watch(timeout) as watch:
+        try:
+            yield watch
+        except RuntimeError as error:
+            if missing := watch.silent():
+                raise UserError(
+                    f"process {', '.join(map(str, missing))} is gone or cannot be reached ({error})"
+                ) from error
+            raise
 
 
 def _has_launcher() -> bool:
