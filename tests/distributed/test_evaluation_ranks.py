@@ -16,6 +16,7 @@ import pytest
 from snclr.evaluate.results import read_results
 from tests.distributed import evaluation_worker, patience_worker
 from tests.distributed.ranks import run as start
+from tests.distributed.ranks import torchrun
 
 tiny_run = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "tiny_run.py")))
 
@@ -128,6 +129,6 @@ def test_a_process_that_falls_silent_ends_the_evaluation_and_is_named(trained: P
 
 def test_an_evaluation_does_not_outlive_its_agent(trained: Path) -> None:
     # Its processes hold the pipes that are read here: this comes back when the last of them has gone.
-    done = start(2, str(patience_worker.__file__), "deserted", "0", "knn", str(trained), "--no-cache", timeout=120)
+    done = torchrun(2, str(patience_worker.__file__), "deserted", "0", "knn", str(trained), "--no-cache", timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert done.stderr.count("the process that started this one is gone") == 2, done.stderr[-3000:]

@@ -17,7 +17,7 @@ from PIL import Image
 
 from snclr.train.checkpoint import latest_checkpoint
 from snclr.train.state import digest
-from tests.distributed.ranks import run, snclr
+from tests.distributed.ranks import run, snclr, torchrun
 
 TINY = (
     "pretrain", "--recipe", "demo", "--batch-size", 8, "--epochs", 3, "--image-size", 16, "--queue-length", 30,
@@ -86,12 +86,22 @@ def test_resume_with_another_number_of_processes(photos, alone, tmp_path):
         assert several.keys() == one.keys()
 
 
-def test_the_same_command_gives_the_same_run_and_bad_images_are_counted_over_all(photos, alone, tmp_path):
-    for name in ("first", "second"):
-        pretrain(2, photos, tmp_path / name)
-    first, second = (state_of(tmp_path / name) for name in ("first", "second"))
-    assert digest(first.tensors, first.step) == digest(second.tensors, second.step)
-    assert (tmp_path / "first" / "skipped.jsonl").read_text() == (alone / "skipped.jsonl").read_text()
+def test_two_processes_give_the_same_run_however_they_are_started_and_count_bad_images_together(
+    photos, alone, tmp_path
+):
+    command = ("-m", "snclr", *map(str, TINY), "--data", str(photos), "--max-bad-share", "0.5", "--out")
+    ways = {"torchrun": torchrun(2, *command, str(tmp_path / "torchrun"))}
+    ways["devices"] = run(1, *command, str(tmp_path / "devices"), "--devices", "2")
+    ways["variables"] = run(2, *command, str(tmp_path / "variables"))
+    digests = set()
+    for name, done in ways.items():
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "2 processes" in done.stderr, name
+        end = state_of(tmp_path / name)
+        digests.add(digest(end.tensors, end.step))
+        assert (tmp_path / name / "skipped.jsonl").read_text() == (alone / "skipped.jsonl").read_text()
+        assert_same_images(alone, tmp_path / name)
+    assert len(digests) == 1
 
 
 def test_an_indivisible_batch_is_refused_with_the_nearest_that_works(photos, tmp_path):
@@ -148,12 +158,6 @@ def side_by_side(photos, out, variables, *more):
     errors = [process.communicate(timeout=280)[1].decode() for process in started]
     assert [process.returncode for process in started] == [0] * len(started), errors
     return errors
-
-
-def test_devices_starts_the_other_processes_itself(photos, alone, tmp_path):
-    done = pretrain(1, photos, tmp_path / "run", "--devices", 2)
-    assert "2 processes" in done.stderr
-    assert_same_images(alone, tmp_path / "run")
 
 
 def test_a_batch_script_without_srun_starts_the_other_processes_too(photos, alone, tmp_path):

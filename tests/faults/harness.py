@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,8 @@ from PIL import Image
 from snclr.train.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
 from snclr.train.metrics import read_metrics
 from snclr.train.state import digest
+from tests.faults.zygote import Zygote
 
-ROOT = Path(__file__).parents[2]
 BATCHES, EPOCHS, CHECKPOINT_EVERY = 4, 4, 3
 STEPS = BATCHES * EPOCHS
 SETTINGS: dict[str, Any] = {
@@ -29,12 +27,6 @@ SETTINGS: dict[str, Any] = {
     "warmup-epochs": 1, "hidden": 32, "dim": 16, "neighbors": 4, "queue-length": 40, "views": "cifar", "log-every": 1,
     "checkpoint-every": CHECKPOINT_EVERY, "lr": 0.1, "accelerator": "cpu", "threads": 1,
 }  # fmt: skip
-ALONE = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "GOMP_SPINCOUNT": "10000",
-    "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-}
 PATIENCE = 290.0
 """Seconds after which a process counts as hung, on a machine however busy."""
 
@@ -110,30 +102,15 @@ class Workshop:
         root.mkdir(parents=True, exist_ok=True)
         self.images = write_images(root / "images")
         self._numbers = itertools.count()
-        self._zygote: subprocess.Popen[str] | None = None
+        self._zygote: Zygote | None = None
         self.kept: dict[str, Path] = {}
         """Runs that several trials look at."""
         self.seconds = 0.0
 
     def ask(self, order: dict[str, Any]) -> Any:
         """Send the zygote one line and return its answer."""
-        if self._zygote is None:
-            self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.zygote"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ALONE,
-            )  # fmt: skip
-            self._answer()
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.write(json.dumps(order) + "\n")
-        self._zygote.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._zygote is not None
-        assert self._zygote.stdout is not None
-        line = self._zygote.stdout.readline()
-        assert line, "the zygote has died"
-        return json.loads(line)
+        self._zygote = self._zygote or Zygote()
+        return self._zygote.ask(order)
 
     def place(self, name: str = "run") -> Path:
         """A new path."""
@@ -179,7 +156,7 @@ class Workshop:
     def close(self) -> None:
         """End the zygote and delete everything."""
         if self._zygote is not None:
-            self._zygote.communicate(timeout=PATIENCE)  # the end of its input is its end
+            self._zygote.close(PATIENCE)
         shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -19,10 +19,8 @@ from typing import Any
 from snclr.train.metrics import read_metrics
 from tests.faults import inject
 from tests.faults.harness import (
-    ALONE,
     CHECKPOINT_EVERY,
     PATIENCE,
-    ROOT,
     SETTINGS,
     STEPS,
     Workshop,
@@ -30,6 +28,7 @@ from tests.faults.harness import (
     last_step,
     newest,
 )
+from tests.faults.zygote import ALONE, ROOT
 
 RANKS = 2
 STOPS = list(itertools.product(("agent", "group"), (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)))

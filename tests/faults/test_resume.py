@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import ALONE, PATIENCE, ROOT, SETTINGS, Workshop, assert_same_end, last_step
+from tests.faults.harness import PATIENCE, SETTINGS, Workshop, assert_same_end, last_step
+from tests.faults.zygote import ALONE, ROOT
 
 
 @pytest.mark.slow

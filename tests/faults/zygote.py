@@ -1,17 +1,57 @@
-"""A process that has loaded torch and snclr, and forks an `snclr` command for each line it is sent.
+"""A process that has loaded torch and snclr, and forks a command for each line it is sent.
 
 Loading takes seconds and a tiny run takes one: so a hundred killed runs fit in minutes. Each command is a process of
 its own, in a session of its own, that goes through `snclr.cli.main` and the interpreter's own exit like any other.
 
-    {"run": [arguments], "output": path, "faults": [{"name": …}]} → pid      {"poll": pid} → exit code, or null
+    {"run": [arguments], "output": path, …} → pid      {"poll": pid} → exit code, or null
+
+The arguments are those of `snclr`, or with "python": true those of `python` (a script, or -m and a module). It may have
+"errors" (a file of their own), "env" (all of it), "cwd" and "faults" ([{"name": …}], of `inject`), too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+}  # fmt: skip
+ALONE = {**os.environ, **ONE_THREAD}
+
+
+class Zygote:
+    """Such a process; `close` ends it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.zygote"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ALONE,
+        )  # fmt: skip
+        self._answer()
+
+    def ask(self, order: dict[str, Any]) -> Any:
+        """Send one line and return the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the zygote has died"
+        return json.loads(line)
+
+    def close(self, timeout: float = 60) -> None:
+        """The end of its input is its end."""
+        self._process.communicate(timeout=timeout)
 
 
 def serve() -> dict[str, Any] | None:
@@ -33,20 +73,38 @@ def serve() -> dict[str, Any] | None:
 def become(order: dict[str, Any]) -> int:
     """Be the command: own session, own output file, the faults that are to happen."""
     os.setsid()
-    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for fd, copy in ((nothing, 0), (output, 1), (output, 2)):
+    output = _open(order["output"])
+    errors = _open(order["errors"]) if "errors" in order else output
+    for fd, copy in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(fd, copy)
-    from snclr.cli import main
+    if "env" in order:
+        os.environ.clear()
+        os.environ.update(order["env"])
+    if "cwd" in order:
+        os.chdir(order["cwd"])
     from tests.faults import inject
 
-    for fault in order["faults"]:
+    for fault in order.get("faults", ()):
         getattr(inject, fault.pop("name"))(**fault)
-    return main(order["run"])
+    if not order.get("python"):
+        from snclr.cli import main
+
+        return main(order["run"])
+    if order["run"][0] == "-m":
+        sys.argv = order["run"][1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = order["run"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return 0
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
 
 if __name__ == "__main__":
-    import lightning_fabric  # noqa: F401
     import timm  # noqa: F401
     import torchvision  # noqa: F401
 
