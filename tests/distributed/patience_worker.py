@@ -5,8 +5,11 @@ usage: patience_worker.py slow SECONDS ARGUMENTS …    the first process of the
        patience_worker.py apart FOLDER ARGUMENTS …    the second works in another folder, and so does not see the run
        patience_worker.py silent SECONDS ARGUMENTS …  the second falls silent in an evaluation, which has that timeout
        patience_worker.py deserted 0 ARGUMENTS …      the agent is killed while an evaluation waits for the second
+       patience_worker.py unreadable N ARGUMENTS …    the second cannot read its N-th image
+       patience_worker.py waiting N ARGUMENTS …       the second waits for it, and is then asked to stop
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -14,6 +17,8 @@ import time
 
 from snclr.cli import main
 from snclr.data.loader import ViewLoader
+from snclr.data.sources import FileSource
+from snclr.errors import UserError
 from snclr.evaluate import features
 from snclr.train import inputs, watch
 
@@ -67,6 +72,22 @@ def desert() -> None:
     features.extract_features = extract_features
 
 
+def fail_at(image: int, *, waiting: bool) -> None:
+    """The images are read as if they came from a network, which is away when the N-th is asked for."""
+    inner, count = FileSource.load, itertools.count(1)
+
+    def load(self, *args, **kwargs):
+        if next(count) == image:
+            if not waiting:
+                raise UserError("the network is away")
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            time.sleep(600)
+        return inner(self, *args, **kwargs)
+
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    FileSource.load, FileSource.remote = load, True
+
+
 if __name__ == "__main__":
     what, value = sys.argv[1:3]
     if what == "silent":
@@ -75,6 +96,8 @@ if __name__ == "__main__":
             fall_silent()
     if what == "deserted":
         desert()
+    if what in ("unreadable", "waiting") and RANK == 1:
+        fail_at(int(value), waiting=what == "waiting")
     if what == "slow" and RANK == 0:
         open_slowly(float(value))
     if what == "stuck" and RANK == 1:

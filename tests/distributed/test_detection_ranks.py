@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.distributed.ranks import run as start
 from tests.distributed.ranks import snclr
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -49,3 +50,10 @@ def test_two_processes_give_the_answer_of_one(places):
     again = json.loads(snclr(2, "detect", run, "--data", data, *FLAGS, *folder, timeout=900).stdout)
     for part in ("numbers", "classes", "boxes", "masks", "detections", "model_sha256"):
         assert again[part] == alone[part]
+
+
+def test_what_is_wrong_is_said_once(places):
+    _, run, base = places
+    done = start(2, "-m", "snclr", "detect", str(run), "--data", str(base / "nothing"))
+    assert done.returncode == 2
+    assert done.stderr.count("is not a folder; give one with COCO annotation files") == 1, done.stderr[-2000:]

@@ -112,12 +112,38 @@ def test_an_odd_number_of_labels_is_shared_and_a_list_that_cannot_be_written_sto
     images = len((trained / record["list"]).read_text().splitlines())
     assert images % 2 == 1
     assert record["settings"]["batch_size"] == images - 1
-    (trained / "finetune-50pct-seed0.txt").mkdir()  # in the way of the list
+    in_the_way = trained / "finetune-50pct-seed0.txt"  # of the list
+    in_the_way.mkdir()
     done = start(2, *words, "--labels", "50%")
+    in_the_way.rmdir()
     assert done.returncode != 0
     assert "snclr finetune: cannot write" in done.stderr
     assert "OSError" not in done.stderr
     assert "IsADirectoryError" not in done.stderr
+
+
+READERS = [("1", "knn", "--no-cache"), ("40", "finetune", "--labels", "50%", "--epochs", "4")]
+"""Which of the images that the second process reads it waits for, and in what."""
+
+
+@pytest.mark.parametrize("command", READERS, ids=["knn", "finetune"])
+def test_what_one_process_cannot_read_ends_both_and_the_first_says_why(trained: Path, command: tuple[str, ...]) -> None:
+    image, name, *flags = command
+    done = start(2, str(patience_worker.__file__), "unreadable", image, name, str(trained), *flags, timeout=120)
+    assert done.returncode == 2, done.stderr[-3000:]
+    said = f"snclr {name}: process 1 failed, and all stop with it: the network is away"
+    assert done.stderr.count(said) == 1, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("command", READERS, ids=["knn", "finetune"])
+def test_a_stop_of_one_process_that_waits_for_its_images_stops_both(trained: Path, command: tuple[str, ...]) -> None:
+    image, name, *flags = command
+    done = start(2, str(patience_worker.__file__), "waiting", image, name, str(trained), *flags, timeout=120)
+    assert done.returncode == 143, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    again = start(2, "-m", "snclr", name, str(trained), *flags, "--json", timeout=120)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert json.loads(again.stdout.splitlines()[-1])["numbers"]["top1"] >= 0
 
 
 def test_a_process_that_falls_silent_ends_the_evaluation_and_is_named(trained: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.commands.evaluation import same_command
+from snclr.commands.evaluation import one_voice, same_command
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def detect(
     fabric = launch(accelerator=accelerator, devices=devices, nodes=nodes, precision=precision)
     quiet = quiet or not fabric.is_global_zero
     run = Path(run)
-    with watched(TIMEOUT_SECONDS):
+    with one_voice(), watched(TIMEOUT_SECONDS):
         with together():
             train, val, words = open_coco(
                 data, train_annotations=train_annotations, val_annotations=val_annotations, images=images,

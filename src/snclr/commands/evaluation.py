@@ -118,20 +118,30 @@ def session(
 ) -> Iterator[Session]:
     """Start the processes that were asked for, or join those a launcher started, and catch stops inside the block."""
     from snclr.distributed import meet, rank_and_size
-    from snclr.errors import UserError
     from snclr.train.signals import StopRequest
     from snclr.train.watch import TIMEOUT_SECONDS, watched
 
     device = _start(device, str(devices), nodes)
     first = rank_and_size()[0] == 0
+    with one_voice(), watched(TIMEOUT_SECONDS), StopRequest() as stop:
+        yield Session(device, stop, quiet or not first, first, cache)
+        meet()  # none leaves while another still needs it
+
+
+@contextlib.contextmanager
+def one_voice() -> Iterator[None]:
+    """Let the first process alone say what went wrong in the block, also where that was on another."""
+    from snclr.distributed import rank_and_size
+    from snclr.errors import OtherProcessError, UserError
+
     try:
-        with watched(TIMEOUT_SECONDS), StopRequest() as stop:
-            yield Session(device, stop, quiet or not first, first, cache)
-            meet()  # none leaves while another still needs it
-    except UserError:
-        if first:
-            raise
-        raise SystemExit(2) from None  # said once, by the first process
+        yield
+    except UserError as error:
+        if rank_and_size()[0] > 0:
+            raise SystemExit(2) from None
+        if isinstance(error, OtherProcessError):  # which the command line would leave to that other
+            raise UserError(str(error)) from error
+        raise
 
 
 def _start(device: str, devices: str, nodes: int) -> str:

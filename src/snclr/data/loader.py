@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from snclr.data.decode import BadImage, Picture
 from snclr.data.order import REPLACEMENT, Ids, batch_ids, steps_per_epoch, uniforms
 from snclr.data.patience import Stopped, until_stopped
-from snclr.data.sources import ArraySource, Source, order_of
+from snclr.data.sources import ArraySource, Source, is_remote, order_of
 from snclr.data.threads import threads_for
 from snclr.data.views import ViewSettings, colour_views, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
@@ -171,7 +171,7 @@ class ViewLoader:
             crops = map(self._stage1.__getitem__, range(start, stop))
         else:
             crops = in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
-        return until_stopped(crops) if getattr(self._stage1.source, "remote", False) else crops
+        return until_stopped(crops) if is_remote(self._stage1.source) else crops
 
     def _finish(self, crops: Crops) -> Batch:
         """Stage 2: colours, on the device."""

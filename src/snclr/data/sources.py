@@ -58,6 +58,11 @@ def order_of(source: Source) -> Callable[[int, int], Ids] | None:
     return source.epoch_order if isinstance(source, OrderedSource) else None
 
 
+def is_remote(source: Source) -> bool:
+    """Whether to read an image may mean to wait for a network."""
+    return bool(getattr(source, "remote", False))
+
+
 @dataclass
 class ArraySource:
     """Equal-size images in memory: `images` uint8 (n, H, W, 3), `labels` int64 (n,) or None."""

@@ -12,7 +12,7 @@ from snclr.data.builtin import BUILTIN
 from snclr.data.decode import Picture
 from snclr.data.huggingface import has_test_split, names_huggingface
 from snclr.data.order import Ids, epoch_order
-from snclr.data.sources import ArraySource, Labels, Source, open_source, order_of
+from snclr.data.sources import ArraySource, Labels, Source, is_remote, open_source, order_of
 from snclr.errors import UserError
 
 HELD_OUT = 0.2
@@ -29,6 +29,7 @@ class Subset:
     def __post_init__(self) -> None:
         self.name = self.source.name
         self.classes = self.source.classes
+        self.remote = is_remote(self.source)
         self.labels: Labels | None = None if self.source.labels is None else self.source.labels[self.index]
 
     def __len__(self) -> int:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from snclr.data.loader import Skip
 from snclr.data.order import Ids
-from snclr.data.sources import Labels, Source
+from snclr.data.patience import Stopped, until_stopped
+from snclr.data.sources import Labels, Source, is_remote
 from snclr.data.views import normalise
 from snclr.distributed import fail_together, gather_objects, gather_rows, rank_and_size
 from snclr.errors import UserError
 from snclr.evaluate.feature_store import Block, FeatureStore
-from snclr.evaluate.images import Plan, read_chunks
+from snclr.evaluate.images import Chunk, Plan, read_chunks
 from snclr.evaluate.resume import stop_together
 from snclr.progress import Progress
 from snclr.train.signals import StopRequest
@@ -129,7 +130,10 @@ def encode_batches(
     encoder.to(device)
     own = _Part.empty(device)
     clock = time.monotonic()
-    for answer in read_chunks(source, plan, image_size=image_size, workers=workers, start=start):
+    chunks = read_chunks(source, plan, image_size=image_size, workers=workers, start=start)
+    if stop is not None and is_remote(source):
+        chunks = until_stopped(chunks)
+    while (answer := own.next_of(chunks)) is not None:
         before, clock = clock, time.monotonic()
         own.skipped += answer.skipped
         if len(answer.ids):
@@ -149,6 +153,8 @@ def encode_batches(
             yield encoded
             own = _Part.empty(device)
             clock = time.monotonic()
+    if own.gave_up:
+        own.share(stop)
 
 
 @dataclass
@@ -161,10 +167,23 @@ class _Part:
     skipped: list[Skip]
     counted: int = 0
     error: UserError | None = None
+    gave_up: bool = False
+    """Reading failed, or a stop ended the wait for it: the others are to hear of it."""
 
     @classmethod
     def empty(cls, device: torch.device) -> _Part:
         return cls(device, [], [], [])
+
+    def next_of(self, chunks: Iterator[Chunk]) -> Chunk | None:
+        """The next chunk; None where no more come."""
+        try:
+            return next(chunks, None)
+        except UserError as error:
+            self.error = error
+        except Stopped:  # which the StopRequest knows of
+            pass
+        self.gave_up = True
+        return None
 
     def share(self, stop: StopRequest | None) -> Encoded:
         """The whole batch, from all processes, in the order of the plan; a stop or an error of any is that of all."""

@@ -170,12 +170,15 @@ class Finetuning:
                 stop.request(asked)
                 break
             clock = time.perf_counter()
+        else:
+            if step < self.total_steps:
+                stop.request(next(number for number in gather_objects(stop.requested) if number is not None))
         if saved != step:
             self._save(step)
         return step
 
     def _batches(self, start: int) -> Iterator[Batch]:
-        """This process's batches; where one process cannot read its images, all stop with it."""
+        """This process's batches; where one cannot read its images, or was stopped in a wait for them, all end."""
         batches = self.loader.batches(start, self.total_steps)
         while True:
             batch, failure = None, None
@@ -184,7 +187,7 @@ class Finetuning:
             except UserError as error:
                 failure = error
             fail_together(failure)
-            if batch is None:
+            if any(gather_objects(batch is None)) or batch is None:
                 return
             yield batch
 
