@@ -211,7 +211,9 @@ def resolve(settings: Mapping[str, Any]) -> PretrainConfig:
     known = {f.name for f in dataclasses.fields(PretrainConfig)}
     for name in settings:
         if name not in known:
-            raise UserError(f"there is no setting {name!r}{_near(name, known)}; `snclr pretrain --help` lists them all")
+            raise UserError(
+                f"there is no setting {name!r}{_near(str(name), known)}; `snclr pretrain --help` lists them all"
+            )
     given = {name: value for name, value in settings.items() if value is not None}
     recipe = str(given.get("recipe", "photos"))
     values = dict(get_recipe(recipe).settings)

@@ -144,3 +144,9 @@ def test_any_value_gives_a_config_or_a_user_error(name, value):
 def test_numbers_are_finite(name, value):
     with pytest.raises(UserError, match=f"{name} must be a finite number"):
         resolve({name: value})
+
+
+def test_a_name_that_is_no_text_is_no_setting():
+    """As a damaged config.yaml may have it."""
+    with pytest.raises(UserError, match=r"there is no setting 12; `snclr pretrain --help`"):
+        resolve({"data": "demo", 12: "x"})
