@@ -147,10 +147,10 @@ def test_a_stop_of_one_process_that_waits_for_its_images_stops_both(trained: Pat
 
 
 def test_a_process_that_falls_silent_ends_the_evaluation_and_is_named(trained: Path) -> None:
-    done = start(2, str(patience_worker.__file__), "silent", "8", "knn", str(trained), "--no-cache", timeout=120)
+    done = start(2, str(patience_worker.__file__), "silent", "12", "knn", str(trained), "--no-cache", timeout=120)
     assert done.returncode != 0
     assert "process 1 on " in done.stderr, done.stderr[-3000:]
-    assert "has shown no sign of life for 8 seconds" in done.stderr, done.stderr[-3000:]
+    assert "has shown no sign of life for 12 seconds" in done.stderr, done.stderr[-3000:]
 
 
 def test_an_evaluation_does_not_outlive_its_agent(trained: Path) -> None:
