@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -123,19 +124,41 @@ def meet() -> None:
     """Wait until every process has come this far, however long one of them needs to read, download or index.
 
     A collective gives up after the job's timeout, and cannot tell slow work from a hang. Here each puts down that it is
-    there, and looks for the others; one that is dead is for the launcher, or `snclr.train.watch`, to find. Where the
-    place to look is gone, with the launcher that kept it, the collective that follows must do.
+    there, and looks for the others; one that hangs, or has died on another machine, is for the launcher, or
+    `snclr.train.watch`, to find. Where one of this machine has died, or the place to look is gone with the launcher
+    that kept it, nothing is waited for: the collective that follows fails at once.
     """
     if not is_distributed():
         return
     store, number = dist.distributed_c10d._get_default_store(), next(_MEETINGS)
-    everyone = [f"snclr/meeting-{number}/{rank}" for rank in range(dist.get_world_size())]
+    rank, others = dist.get_rank(), range(dist.get_world_size())
+    everyone = [f"snclr/meeting-{number}/{other}" for other in others]
     pause = 0.001
     with contextlib.suppress(RuntimeError):  # torch's errors of a store are of that kind
-        store.set(everyone[dist.get_rank()], "here")
+        store.set(f"snclr/process/{rank}", f"{socket.gethostname()} {os.getpid()}")
+        store.set(everyone[rank], "here")
         while not store.check(everyone):
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
+            if pause == 0.2 and any(_has_died(store, other) for other in others):
+                return
+
+
+def _has_died(store: Any, rank: int) -> bool:
+    """Whether a process of this machine is gone; those that have not yet met anyone, or are elsewhere, are not."""
+    key = f"snclr/process/{rank}"
+    if os.name != "posix" or not store.check([key]):
+        return False
+    host, pid = store.get(key).decode().rsplit(" ", 1)
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def rejoin_after_restart(backend: str, timeout: timedelta) -> None:

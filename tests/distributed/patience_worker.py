@@ -3,6 +3,7 @@
 usage: patience_worker.py slow SECONDS ARGUMENTS …    the first process of the machine is slow to open the images
        patience_worker.py stuck STEP ARGUMENTS …      the second never gets the batch of that step
        patience_worker.py apart FOLDER ARGUMENTS …    the second works in another folder, and so does not see the run
+       patience_worker.py killed N ARGUMENTS …        the first is killed in its N-th checkpoint
        patience_worker.py silent SECONDS ARGUMENTS …  the second falls silent in an evaluation, which has that timeout
        patience_worker.py deserted 0 ARGUMENTS …      the agent is killed while an evaluation waits for the second
        patience_worker.py unreadable N ARGUMENTS …    the second cannot read its N-th image
@@ -20,7 +21,7 @@ from snclr.data.loader import ViewLoader
 from snclr.data.sources import FileSource
 from snclr.errors import UserError
 from snclr.evaluate import features
-from snclr.train import inputs, watch
+from snclr.train import inputs, pretrain, watch
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -45,6 +46,17 @@ def stick_at(step: int) -> None:
             yield batch
 
     ViewLoader.batches = batches
+
+
+def die_saving(checkpoint: int) -> None:
+    inner, count = pretrain.save_checkpoint, itertools.count(1)
+
+    def save_checkpoint(*args, **kwargs):
+        if next(count) == checkpoint:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(*args, **kwargs)
+
+    pretrain.save_checkpoint = save_checkpoint
 
 
 def fall_silent() -> None:
@@ -90,6 +102,8 @@ def fail_at(image: int, *, waiting: bool) -> None:
 
 if __name__ == "__main__":
     what, value = sys.argv[1:3]
+    if what == "killed" and RANK == 0:
+        die_saving(int(value))
     if what == "silent":
         watch.TIMEOUT_SECONDS = float(value)
         if RANK == 1:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def test_a_process_that_lives_but_is_stuck_is_named(images, tmp_path):
     )
     assert said, done.stderr[-3000:]
     assert set(said) == {("process 1", "5")}
+
+
+def test_a_process_that_is_killed_is_not_waited_for(images, tmp_path):
+    """The other waits for it without a limit, since a checkpoint may take long: until it is not there any more."""
+    done = pretrain("killed", 2, images, tmp_path / "run", "--timeout=600")
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    assert "snclr pretrain: process 0 is gone or cannot be reached" in done.stderr, done.stderr[-3000:]
 
 
 def test_a_machine_that_does_not_see_the_run_resumes_with_the_others(images, tmp_path):
