@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -29,7 +30,6 @@ Item = TypeVar("Item")
 
 _AHEAD = 2  # items that are ready, or nearly, when one is asked for (for each worker)
 _GRACE_SECONDS = 1.0  # for a worker to end by itself when it is not needed any more
-_LOOK_SECONDS = 0.2
 
 
 def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
@@ -125,25 +125,21 @@ def _start_worker(leash: Connection, _: int) -> None:
     """Make a worker leave the signals of a stop to the parent, which decides, and end with the parent's interest."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
-    leaving = threading.Event()
-    thread = threading.Thread(target=_end_with, args=(leash, leaving), daemon=True, name="snclr-leash")
-    thread.start()
-    # It must not wake up while Python ends: that would abort the process.
-    atexit.register(thread.join)
-    atexit.register(leaving.set)
+    threading.Thread(target=_end_with, args=(leash,), daemon=True, name="snclr-leash").start()
+    # Its threads (the leash, the queue's that may be sending an item nobody wants) must not wake up while Python ends:
+    # that would abort the process. Nothing of it is needed any more: it ends at once.
+    atexit.register(os._exit, 0)
 
 
-def _end_with(leash: Connection, leaving: threading.Event) -> None:
+def _end_with(leash: Connection) -> None:
     """End a worker whose parent has let go or has died, also in the middle of an item: it may wait for a network.
 
     torch's own messages are seen between two items only. What a worker writes to the cache is whole or not there.
     """
     with contextlib.suppress(OSError):
-        while not leash.poll(_LOOK_SECONDS):  # nothing is ever sent: what can be read is the end
-            if leaving.is_set():
-                return
-    if not leaving.wait(_GRACE_SECONDS):
-        os._exit(0)
+        leash.poll(None)  # nothing is ever sent: what can be read is the end
+    time.sleep(_GRACE_SECONDS)
+    os._exit(0)
 
 
 @contextlib.contextmanager
