@@ -130,23 +130,23 @@ def meet() -> None:
     """
     if not is_distributed():
         return
-    store, number = dist.distributed_c10d._get_default_store(), next(_MEETINGS)
-    rank, others = dist.get_rank(), range(dist.get_world_size())
-    everyone = [f"snclr/meeting-{number}/{other}" for other in others]
+    store, rank, number = dist.distributed_c10d._get_default_store(), dist.get_rank(), next(_MEETINGS)
+    older, before, now = (
+        [f"snclr/meeting-{n}/{other}" for other in range(dist.get_world_size())] for n in range(number - 2, number + 1)
+    )
     pause = 0.001
     with contextlib.suppress(RuntimeError):  # torch's errors of a store are of that kind
-        store.set(f"snclr/process/{rank}", f"{socket.gethostname()} {os.getpid()}")
-        store.set(everyone[rank], "here")
-        while not store.check(everyone):
+        store.set(now[rank], f"{socket.gethostname()} {os.getpid()}")
+        while not store.check(now):
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
-            if pause == 0.2 and any(_has_died(store, other) for other in others):
+            if pause == 0.2 and any(_has_died(store, key) for key in before):
                 return
+        store.delete_key(older[rank])  # whoever is here has left the meeting before, and looks at none older
 
 
-def _has_died(store: Any, rank: int) -> bool:
-    """Whether a process of this machine is gone; those that have not yet met anyone, or are elsewhere, are not."""
-    key = f"snclr/process/{rank}"
+def _has_died(store: Any, key: str) -> bool:
+    """Whether the process that wrote the key was of this machine and is gone."""
     if os.name != "posix" or not store.check([key]):
         return False
     host, pid = store.get(key).decode().rsplit(" ", 1)

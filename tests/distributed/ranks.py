@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import signal
 import subprocess
@@ -19,13 +20,20 @@ from tests.faults.zygote import ONE_THREAD, Zygote
 
 _GRACE_SECONDS = 30.0
 """What torchrun gives the others when one of its processes has failed."""
-_zygote: list[Zygote] = []
+
+
+@functools.cache
+def _zygote() -> Zygote:
+    """One for all tests of this process."""
+    zygote = Zygote()
+    atexit.register(zygote.close)
+    return zygote
 
 
 def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run `python *arguments` (a script, or -m and a module) by torchrun to the end, and give back what was printed."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), *arguments]
+    command = [sys.executable, *launcher, *arguments]
     return subprocess.run(command, env=os.environ | ONE_THREAD, text=True, capture_output=True, timeout=timeout)
 
 
@@ -37,9 +45,6 @@ def run(
     The processes are forked from one that has torch loaded, with torchrun's variables and a store like its own; where
     one fails the others are ended. The code is that of the first to fail.
     """
-    if not _zygote:
-        _zygote.append(Zygote())
-        atexit.register(_zygote[0].close)
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=timeout), wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
@@ -48,7 +53,7 @@ def run(
             "cwd": str(cwd or Path.cwd()),
         }  # fmt: skip
         variables = [_variables(rank, processes, store.port) for rank in range(processes)] if processes > 1 else [{}]
-        pids = [_zygote[0].ask({**order, "env": {**os.environ, **ONE_THREAD, **own}}) for own in variables]
+        pids = [_zygote().ask({**order, "env": {**os.environ, **ONE_THREAD, **own}}) for own in variables]
         code = _wait_for_all(pids, time.monotonic() + timeout)
         printed, said = output.read_text(), errors.read_text()
     if code is None:
@@ -72,7 +77,7 @@ def _wait_for_all(pids: list[int], deadline: float) -> int | None:
     late = False
     while len(codes) < len(pids):
         for pid in [pid for pid in pids if pid not in codes]:
-            code: Any = _zygote[0].ask({"poll": pid})
+            code: Any = _zygote().ask({"poll": pid})
             if code is not None:
                 codes[pid] = code
                 if code and failed is None:

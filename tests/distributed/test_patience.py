@@ -70,3 +70,10 @@ def test_a_machine_that_does_not_see_the_run_resumes_with_the_others(images, tmp
     assert (out / "encoder.safetensors").is_file()
     assert read_losses(out) == losses
     assert not list((tmp_path / "there").iterdir())
+
+
+def test_meetings_leave_nothing_behind():
+    """An evaluation meets at every step: the launcher's store must not grow with them."""
+    done = run(3, str(Path(__file__).parent / "meeting_worker.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["98"] * 3 + ["99"] * 3
