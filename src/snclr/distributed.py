@@ -7,6 +7,7 @@ collective: each process must call them, in the same order.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -136,7 +138,7 @@ def meet() -> None:
     )
     pause = 0.001
     with contextlib.suppress(RuntimeError):  # torch's errors of a store are of that kind
-        store.set(now[rank], f"{socket.gethostname()} {os.getpid()}")
+        store.set(now[rank], f"{os.getpid()} {_home()}")
         while not store.check(now):
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
@@ -146,11 +148,11 @@ def meet() -> None:
 
 
 def _has_died(store: Any, key: str) -> bool:
-    """Whether the process that wrote the key was of this machine and is gone."""
+    """Whether the process that wrote the key was of this machine, and container, and is gone."""
     if os.name != "posix" or not store.check([key]):
         return False
-    host, pid = store.get(key).decode().rsplit(" ", 1)
-    if host != socket.gethostname():
+    pid, home = store.get(key).decode().split(" ", 1)
+    if home != _home():
         return False
     try:
         os.kill(int(pid), 0)
@@ -159,6 +161,16 @@ def _has_died(store: Any, key: str) -> bool:
     except PermissionError:
         pass
     return False
+
+
+@functools.cache
+def _home() -> str:
+    """What the numbers of processes belong to: containers number their own, and machines may share a name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 def rejoin_after_restart(backend: str, timeout: timedelta) -> None:

@@ -72,8 +72,20 @@ def test_a_machine_that_does_not_see_the_run_resumes_with_the_others(images, tmp
     assert not list((tmp_path / "there").iterdir())
 
 
+def meetings(what):
+    done = run(3, str(Path(__file__).parent / "meeting_worker.py"), what)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split()
+
+
 def test_meetings_leave_nothing_behind():
     """An evaluation meets at every step: the launcher's store must not grow with them."""
-    done = run(3, str(Path(__file__).parent / "meeting_worker.py"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["98"] * 3 + ["99"] * 3
+    assert meetings("many") == ["98"] * 3 + ["99"] * 3
+
+
+def test_the_dead_of_this_machine_are_not_waited_for():
+    assert meetings("died") == ["left"]
+
+
+def test_numbers_of_processes_mean_nothing_in_another_container():
+    assert meetings("elsewhere") == ["waiting"]
