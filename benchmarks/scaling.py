@@ -226,7 +226,7 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
     from snclr.train.run_folder import RunFolder
 
     config = step_config(name)
-    source = open_data(config.data, fabric)
+    source = open_data(config.data)
     loader, method = build_loader(config, source, fabric), build_method(config, encoder_spec(config))
     training = prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
     core: Any = training.core

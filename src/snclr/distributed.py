@@ -116,6 +116,20 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, device: torch.device
     return received
 
 
+def leads_machine() -> bool:
+    """Whether this process has the lowest rank of its machine: what it downloads or indexes, the others there find."""
+    return gather_objects(_home()).index(_home()) == rank_and_size()[0]
+
+
+def same_on_all(digest: str, what: str) -> None:
+    """Refuse, on every process, what one sees otherwise than the first; `what` is as in "images in photos/"."""
+    for rank, other in enumerate(digests := gather_objects(digest)):
+        if other != digests[0]:
+            raise UserError(
+                f"process {rank} sees other {what} than process 0; give every machine the same, in the same place"
+            )
+
+
 def barrier() -> None:
     """Wait until every process has come this far."""
     if is_distributed():

@@ -2,12 +2,13 @@
 
 usage: patience_worker.py slow SECONDS ARGUMENTS …    the first process of the machine is slow to open the images
        patience_worker.py stuck STEP ARGUMENTS …      the second never gets the batch of that step
-       patience_worker.py apart FOLDER ARGUMENTS …    the second works in another folder, and so does not see the run
+       patience_worker.py apart FOLDER ARGUMENTS …    the second works in another folder, and so sees no run, or another
        patience_worker.py killed N ARGUMENTS …        the first is killed in its N-th checkpoint
        patience_worker.py silent SECONDS ARGUMENTS …  the second falls silent in an evaluation, which has that timeout
        patience_worker.py deserted 0 ARGUMENTS …      the agent is killed while an evaluation waits for the second
        patience_worker.py unreadable N ARGUMENTS …    the second cannot read its N-th image
        patience_worker.py waiting N ARGUMENTS …       the second waits for it, and is then asked to stop
+       patience_worker.py opening 0 ARGUMENTS …       the second waits for its images to open, and is asked to stop
 """
 
 import itertools
@@ -17,6 +18,7 @@ import sys
 import time
 
 from snclr.cli import main
+from snclr.data import splits
 from snclr.data.loader import ViewLoader
 from snclr.data.sources import FileSource
 from snclr.errors import UserError
@@ -100,6 +102,15 @@ def fail_at(image: int, *, waiting: bool) -> None:
     FileSource.load, FileSource.remote = load, True
 
 
+def open_never() -> None:
+    def open_splits(*args, **kwargs):
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        time.sleep(600)
+
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    splits.open_splits = open_splits
+
+
 if __name__ == "__main__":
     what, value = sys.argv[1:3]
     if what == "killed" and RANK == 0:
@@ -112,6 +123,8 @@ if __name__ == "__main__":
         desert()
     if what in ("unreadable", "waiting") and RANK == 1:
         fail_at(int(value), waiting=what == "waiting")
+    if what == "opening" and RANK == 1:
+        open_never()
     if what == "slow" and RANK == 0:
         open_slowly(float(value))
     if what == "stuck" and RANK == 1:

@@ -31,7 +31,7 @@ def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: i
     config = resolve({**SETTINGS, **sizes, "precision": precision, "optimizer": optimizer, "lr": RATES[optimizer]})
     fabric = p.launch(config)
     torch.set_num_threads(1)
-    source = p.open_data(config.data, fabric)
+    source = p.open_data(config.data)
     loader = p.build_loader(config, source, fabric)
     method = p.build_method(config, p.encoder_spec(config))
     training = p.prepare(config, fabric, RunFolder(config.out), source, loader, method, None)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from snclr.commands.evaluation import data_of
 from snclr.evaluate.results import read_results
 from tests.distributed import evaluation_worker, patience_worker
 from tests.distributed.ranks import run as start
@@ -144,6 +145,70 @@ def test_a_stop_of_one_process_that_waits_for_its_images_stops_both(trained: Pat
     again = start(2, "-m", "snclr", name, str(trained), *flags, "--json", timeout=120)
     assert again.returncode == 0, again.stderr[-3000:]
     assert json.loads(again.stdout.splitlines()[-1])["numbers"]["top1"] >= 0
+
+
+OPENERS = [
+    ("knn",),
+    ("linear",),
+    ("finetune", "--labels", "50%", "--epochs", "1"),
+    ("embed", "--out", "features.npz"),
+    ("neighbors", "--out", "neighbors.png"),
+    ("search", "photos"),
+]
+
+
+@pytest.fixture
+def elsewhere(trained: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Two machines: on the first the run's images are in photos/, on the second there is nothing yet."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    shutil.copytree(data_of(trained), here / "photos")
+    return here, there
+
+
+@pytest.mark.parametrize("command", OPENERS, ids=lambda command: command[0])
+def test_what_one_process_cannot_open_ends_both_and_the_first_says_why(
+    trained: Path, elsewhere: tuple[Path, Path], command: tuple[str, ...]
+) -> None:
+    here, there = elsewhere
+    name, *flags = command
+    words = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
+    done = start(2, str(patience_worker.__file__), *words, cwd=here, timeout=120)
+    assert done.returncode == 2, done.stderr[-3000:]
+    said = f"snclr {name}: process 1 failed, and all stop with it: no data set found for 'photos'"
+    assert done.stderr.count(said) == 1, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [*OPENERS[:1], *OPENERS[2:4]], ids=lambda command: command[0])
+def test_processes_that_see_other_images_are_told_so(
+    trained: Path, elsewhere: tuple[Path, Path], command: tuple[str, ...]
+) -> None:
+    here, there = elsewhere
+    name, *flags = command
+    shutil.copytree(here / "photos", there / "photos")
+    next((there / "photos").glob("*/*.png")).unlink()
+    words = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
+    done = start(2, str(patience_worker.__file__), *words, cwd=here, timeout=120)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert done.stderr.count(f"snclr {name}: process 1 sees other images ") == 1, done.stderr[-3000:]
+
+
+def test_processes_that_see_another_run_are_told_so(trained: Path, elsewhere: tuple[Path, Path]) -> None:
+    here, there = elsewhere
+    shutil.copytree(trained, here / "run")
+    tiny_run.train(here / "photos", there / "run", seed=5)
+    words = ("apart", str(there), "knn", "run", "--data", str(here / "photos"))
+    done = start(2, str(patience_worker.__file__), *words, cwd=here, timeout=120)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert done.stderr.count("snclr knn: process 1 sees other weights in run than process 0") == 1, done.stderr[-3000:]
+
+
+def test_a_stop_of_one_process_that_opens_its_images_stops_both(trained: Path) -> None:
+    done = start(2, str(patience_worker.__file__), "opening", "0", "knn", str(trained), timeout=120)
+    assert done.returncode == 143, done.stderr[-3000:]
+    assert done.stderr.count("stopped by SIGTERM") == 1, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_process_that_falls_silent_ends_the_evaluation_and_is_named(trained: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +143,23 @@ def stop_after(monkeypatch, owner, name: str, calls: int, number: signal.Signals
         return plain(*arguments, **options)
 
     monkeypatch.setattr(owner, name, wrapped)
+
+
+@pytest.mark.parametrize("command", ["knn", "linear", "finetune", "embed", "neighbors", "search", "report"])
+def test_a_stop_while_the_images_are_opened_ends_the_wait_for_a_server_that_is_away(
+    run, images, tmp_path, capsys, command
+):
+    with socket.socket() as nobody:  # bound, so that no other takes the port, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        flags = {"embed": ["--out", str(tmp_path / "f.npz")], "search": [str(next(images.glob("*/*.png")))]}
+        argv = [command, str(run), *flags.get(command, []), f"--data=http://127.0.0.1:{nobody.getsockname()[1]}/0.tar"]
+        assert main(argv) == 143
+        timer.join()
+    said = capsys.readouterr().err
+    assert "stopped by SIGTERM" in said
+    assert f"  snclr {command} {run}" in said
 
 
 def test_an_extraction_goes_on_after_its_last_block(run, monkeypatch, capsys, tmp_path):

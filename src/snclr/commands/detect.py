@@ -74,7 +74,7 @@ def detect(
     from snclr.detection.coco_folder import open_coco
     from snclr.detection.job import check_classes, faults_of, open_detector
     from snclr.detection.schedule import resolve
-    from snclr.distributed import together
+    from snclr.distributed import same_on_all, together
     from snclr.durable import check_writable
     from snclr.train.launch import start as launch
     from snclr.train.watch import TIMEOUT_SECONDS, watched
@@ -94,6 +94,8 @@ def detect(
                 val_images=val_images, seed=settings.seed,
             )  # fmt: skip
             faults = faults_of(train, val, most=max_bad_share)
+        for part in (train, val):
+            same_on_all(part.fingerprint(), f"images in {data}")
         _tell_faults(faults, quiet)
         finished: Detector | None
         if detector is not None:
@@ -124,7 +126,7 @@ def _trained(
     """The finished detector of these settings, trained now where it is not there yet; or how it was stopped."""
     from snclr.detection.job import describe, facts, folder_of, open_detector, prepare_training, training_set
     from snclr.detection.start import open_start
-    from snclr.distributed import barrier, together
+    from snclr.distributed import barrier, same_on_all, together
     from snclr.train.launch import check_batch
 
     with together():
@@ -135,6 +137,7 @@ def _trained(
         folder = folder_of(run, start, identity)
         # Before the folder: an encoder that is no ResNet leaves nothing behind.
         job = prepare_training(start, chosen, settings, folder, identity, fabric, workers)
+    same_on_all(start.sha256, f"weights in {run}")
     lock = None
     try:
         with together():

@@ -61,9 +61,10 @@ def embed(
         with together():
             if at.first:
                 check_writable(path, UNWRITABLE)
-        encoder, spec = run_encoder(run)
-        source = open_source(data or data_of(run), split=split, download=True)
         try:
+            (encoder, spec), source = at.open(
+                lambda: (run_encoder(run), open_source(data or data_of(run), split=split, download=True))
+            )
             found = _compute(
                 at, encoder, spec, source, run=run, split=split, normalize=normalize, batch_size=batch_size,
                 workers=workers,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from snclr.evaluate.features import Features
     from snclr.evaluate.resume import Interrupted, Kept
     from snclr.train.signals import StopRequest
+
+Opened = TypeVar("Opened")
 
 _TORCHRUN, _SRUN = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"  # more than 1: a launcher has started several processes
 
@@ -65,14 +69,28 @@ class Session:
     """Whether this process is the one that writes files and prints."""
     cache: bool
 
+    def open(self, opening: Callable[[], Opened]) -> Opened:
+        """What the call opens, on every process; a stop ends it with Interrupted. Errors of one are those of all."""
+        from snclr.data.patience import Stopped
+        from snclr.data.together import open_together
+        from snclr.evaluate.resume import Interrupted, stop_together
+
+        stop_together(self.stop)
+        try:
+            return open_together(opening)
+        except Stopped as stop:
+            raise Interrupted(signal.Signals[str(stop)]) from None
+
     def features(
         self, run: str | Path, encoder: nn.Module, source: Source, *, image_size: int, role: str = "encoder",
         workers: int = 0, labels: Labels | None = None, description: str = "features", batch_size: int = 128,
     ) -> Features:  # fmt: skip
         """Features of a source by a network of the run, kept in the run folder unless that is not wanted."""
+        from snclr.distributed import same_on_all
         from snclr.evaluate.feature_store import open_store
         from snclr.evaluate.features import extract_features
 
+        same_on_all(source.fingerprint(), f"images in {source.name}")
         store = None
         if self.cache:
             store = open_store(run, role, encoder.state_dict(), source, image_size=image_size, device=self.device)
@@ -180,7 +198,7 @@ class Subject:
     words: str
     device: str
 
-    @property
+    @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """What decides an evaluation, besides its settings: weights and images, as JSON values."""
         from snclr.export.encoder import weights_digest
@@ -193,16 +211,22 @@ class Subject:
         }
 
 
-def open_subject(
-    run: str | Path, data: str | None, test: str | None, *, device: str = "auto", seed: int = 0
-) -> Subject:
-    """Load the run's encoder and open its data, or the data given."""
+def open_subject(at: Session, run: str | Path, data: str | None, test: str | None, *, seed: int = 0) -> Subject:
+    """Load the run's encoder and open its data, or the data given: the same on every process."""
     from snclr.data.splits import open_splits
-    from snclr.devices import pick_device
+    from snclr.distributed import same_on_all
 
-    encoder, spec = run_encoder(run)
-    train, tested, words = open_splits(data or data_of(run), test, seed=seed)
-    return Subject(Path(run), encoder, spec, train, tested, words, pick_device(device))
+    def opening() -> Subject:
+        encoder, spec = run_encoder(run)
+        train, tested, words = open_splits(data or data_of(run), test, seed=seed)
+        return Subject(Path(run), encoder, spec, train, tested, words, at.device)
+
+    subject = at.open(opening)
+    identity = subject.identity
+    same_on_all(identity["weights_sha256"], f"weights in {run}")
+    for part in ("train", "test"):
+        same_on_all(identity[part], f"images to {part} on")
+    return subject
 
 
 def run_encoder(run: str | Path) -> tuple[nn.Module, EncoderSpec]:

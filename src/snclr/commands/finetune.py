@@ -58,18 +58,25 @@ def finetune(
     `lr` and `head_lr` (default: the same) are base rates, × batch/256. `labels` is a share or a list file.
     A stop (Ctrl-C, SIGTERM) saves, and gives a dict with `complete` False and an `exit_code`; the same call goes on.
     """
+    from snclr.distributed import same_on_all, together
     from snclr.evaluate.resume import Interrupted
     from snclr.evaluate.scoring import match_labels
     from snclr.evaluate.subsets import choose_subset
 
     with session(device=device, devices=devices, nodes=nodes, quiet=quiet) as at:
-        s = open_subject(run, data, test, device=at.device, seed=seed)
-        train_labels, test_labels, _ = match_labels(s.train, s.test)
-        subset = choose_subset(s.train, train_labels, labels, seed=seed)
-        settings = _settings(
-            subset, epochs=epochs, batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, seed=seed
-        )
-        job = _prepare(s, subset, settings, test_labels, from_scratch=from_scratch, workers=workers)
+        try:
+            s = open_subject(at, run, data, test, seed=seed)
+        except Interrupted as error:
+            return at.stopped("finetune", error)
+        with together():  # a list of images may be another on another machine
+            train_labels, test_labels, _ = match_labels(s.train, s.test)
+            subset = choose_subset(s.train, train_labels, labels, seed=seed)
+            settings = _settings(
+                subset, epochs=epochs, batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay,
+                seed=seed,
+            )  # fmt: skip
+            job = _prepare(s, subset, settings, test_labels, from_scratch=from_scratch, workers=workers)
+        same_on_all(subset.sha256, f"images in {labels}")
         facts = {"labels": str(labels), "list": _write_list(s.run, subset, seed, at.first).name}
         steps = {"total_steps": job.total_steps, "checkpoints": str(job.checkpoints)}
         with _locked(job.checkpoints.parent, at.first):

@@ -56,7 +56,7 @@ def _evaluate(
     from snclr.evaluate.knn import knn as vote
     from snclr.evaluate.scoring import match_labels
 
-    s = open_subject(run, data, test, device=at.device, seed=seed)
+    s = open_subject(at, run, data, test, seed=seed)
     train_labels, test_labels, _ = match_labels(s.train, s.test)
     common: dict[str, Any] = {"image_size": s.spec.image_size, "workers": workers}
     train = at.features(run, s.encoder, s.train, labels=train_labels, description="training features", **common)

@@ -57,7 +57,7 @@ def linear(
     kind = f"linear-{protocol}"
     with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as at:
         try:
-            s = open_subject(run, data, test, device=at.device, seed=seed)
+            s = open_subject(at, run, data, test, seed=seed)
             with at.kept(run, kind, {**s.identity, **settings, "lr": lr, "seed": seed}) as kept:
                 evaluate = _cached if protocol == "cached" else _paper
                 result, skipped = evaluate(at, s, lr=lr, workers=workers, seed=seed, kept=kept, **settings)

@@ -109,11 +109,16 @@ def _find(
     from snclr.evaluate.neighbor_space import open_space
     from snclr.evaluate.neighbors import pick_queries, same_class_share
 
-    space = open_space(run, queue=candidates == "queue", device=at.device)
-    source = _open_data(run, data, needed=not (images and candidates))
+    space, source = at.open(
+        lambda: (
+            open_space(run, queue=candidates == "queue", device=at.device),
+            _open_data(run, data, needed=not (images and candidates)),
+        )
+    )
     if images:
         pool = _pool(at, run, space, source, candidates, workers)
-        asked = [_queries(at, run, space, one, workers, keep=False) for one in _open_images(images, source, pool)]
+        opened = at.open(lambda: _open_images(images, source, pool))
+        asked = [_queries(at, run, space, one, workers, keep=False) for one in opened]
     else:
         assert source is not None
         whole = _queries(at, run, space, source, workers)
@@ -163,8 +168,8 @@ def _pool(
     from snclr.data.sources import open_source
 
     if candidates == "queue":
-        return _queue_pool(run, space)
-    place = source if candidates is None else open_source(candidates, download=True)
+        return at.open(lambda: _queue_pool(run, space))
+    place = source if candidates is None else at.open(lambda: open_source(candidates, download=True))
     assert place is not None
     found = known if candidates is None else None
     if found is None:

@@ -108,6 +108,7 @@ def _gather(
 ) -> Page:  # fmt: skip
     """Everything the page shows; a part that cannot be had is replaced by its reason."""
     from snclr import __version__
+    from snclr.data.sources import open_source
     from snclr.evaluate.results import read_results
     from snclr.report.page import Missing, Page
     from snclr.train.metrics import read_metrics
@@ -117,7 +118,7 @@ def _gather(
     if records == []:
         records = Missing(f"{folder.metrics.name} has no line yet" if folder.metrics.exists() else _no(folder.metrics))
     settings = _or_why(lambda: read_config(folder.config)) if folder.config.exists() else Missing(_no(folder.config))
-    source = _or_why(lambda: _open(data or data_of(folder.path)))
+    source = _or_why(lambda: at.open(lambda: open_source(data or data_of(folder.path))))
     gallery: Any
     mapped: Any
     if isinstance(source, Missing):
@@ -163,12 +164,6 @@ def _or_why(make: Callable[[], _Part]) -> _Part | Missing:
         return make()
     except UserError as error:
         return Missing(str(error))
-
-
-def _open(data: str) -> Source:
-    from snclr.data.sources import open_source
-
-    return open_source(data)
 
 
 def _no(path: Path) -> str:

@@ -12,9 +12,10 @@ from snclr.commands.evaluation import Session, add_compute_flags, data_of, finis
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from snclr.data.sources import Source
+    from snclr.encoders import EncoderSpec
     from snclr.evaluate.embeddings import Embeddings
     from snclr.evaluate.features import Features
     from snclr.evaluate.neighbors import NeighborRow
@@ -84,13 +85,16 @@ def _search(
     from snclr.evaluate.search_index import find_similar
     from snclr.export.encoder import weights_digest
 
+    def opening() -> tuple[nn.Module, EncoderSpec, Embeddings | None, Source, Source]:
+        encoder, spec = run_encoder(run)
+        saved = None if embeddings is None else _saved(Path(embeddings), weights_digest(encoder.state_dict()), run)
+        collection = _open_collection(data, run, split, saved)
+        return encoder, spec, saved, collection, open_queries(image, collection)
+
     with together():
         if at.first and out is not None:
             check_writable(Path(out), "choose another place for --out")
-    encoder, spec = run_encoder(run)
-    saved = None if embeddings is None else _saved(Path(embeddings), weights_digest(encoder.state_dict()), run)
-    collection = _open_collection(data, run, split, saved)
-    queries = open_queries(image, collection)
+    encoder, spec, saved, collection, queries = at.open(opening)
     common: dict[str, Any] = {"image_size": spec.image_size, "workers": workers}
     asked = replace(at, cache=False).features(run, encoder, queries, description="queries", **common)
     there = (

@@ -67,7 +67,7 @@ def _training(config: Any) -> Any:
     from snclr.train.run_folder import RunFolder
 
     fabric = launch(config)
-    source = open_data(config.data, fabric)
+    source = open_data(config.data)
     loader = build_loader(config, source, fabric)
     method = build_method(config, encoder_spec(config), classes=count_classes(source))
     return prepare(config, fabric, RunFolder(config.out), source, loader, method, None)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -157,7 +157,7 @@ def map_in_threads(action: Callable[[Any], Answer], items: Iterable[Any], thread
             _over.clear()
 
 
-def until_stopped(items: Iterator[Item]) -> Iterator[Item]:
+def until_stopped(items: Iterator[Item]) -> Generator[Item, None, None]:
     """Yield the items; a stop ends the wait for the next one at once: Stopped.
 
     In a run the handlers of signals only note that a stop was asked for, which the loop sees when it has its batch. For

@@ -11,7 +11,8 @@ import torch
 
 from snclr.config import PretrainConfig
 from snclr.data.sources import Source, open_source
-from snclr.distributed import broadcast_object, broadcast_tensors, gather_objects, together
+from snclr.data.together import open_together
+from snclr.distributed import broadcast_object, broadcast_tensors, same_on_all, together
 from snclr.encoders import EncoderSpec
 from snclr.errors import UserError
 from snclr.export.foreign import read_weights
@@ -21,21 +22,10 @@ from snclr.train.run_folder import RunFolder
 _log = logging.getLogger("snclr")
 
 
-def open_data(data: str, fabric: Any) -> Source:
-    """The training images: one process of each machine opens them first, and so downloads and indexes them once."""
-    source: Source | None = None
-    for first in (True, False):
-        with together():
-            if (fabric.local_rank == 0) is first:
-                source = open_source(data, split="train", download=True)
-    assert source is not None, "one of the two turns is this process's"
-    prints = gather_objects(source.fingerprint())
-    if len(set(prints)) > 1:
-        other = next(rank for rank, text in enumerate(prints) if text != prints[0])
-        raise UserError(
-            f"process {other} sees other images in {data} than process 0; give every machine the same data, in the same"
-            " place"
-        )
+def open_data(data: str) -> Source:
+    """The training images, the same ones on every process."""
+    source = open_together(lambda: open_source(data, split="train", download=True))
+    same_on_all(source.fingerprint(), f"images in {data}")
     return source
 
 

@@ -83,7 +83,7 @@ def _refuse_missing(config: PretrainConfig, *, also_data: bool = True) -> None:
 
 def _pretrain(config: PretrainConfig, fabric: Any, watch: Watch, *, quiet: bool) -> PretrainResult:
     # All that can fail on bad input comes before the folder: a mistyped name leaves nothing behind.
-    source = open_data(config.data, fabric)
+    source = open_data(config.data)
     # As process 0 sees it: other machines need neither the run folder nor, on resuming, the weights it began with.
     fresh = broadcast_object(not (config.resume and RunFolder(config.out).has_checkpoints()))
     with together():
