@@ -20,9 +20,9 @@ import snclr
 from snclr import durable
 from snclr.cli import main
 from snclr.commands import finetune as command
-from snclr.commands.evaluation import open_subject
 from snclr.data.loader import ViewLoader
 from snclr.data.sources import ArraySource
+from snclr.data.splits import open_splits
 from snclr.data.views import TRAIN_CROP
 from snclr.durable import FileLock
 from snclr.errors import UserError
@@ -277,7 +277,7 @@ def test_the_same_fine_tuning_twice_at_once_is_refused(run, monkeypatch):
 )
 def test_bad_input(run, images, tmp_path, flags, words, capsys):
     (tmp_path / "unknown.txt").write_text("n9_1.JPEG\n")
-    kept = open_subject(run, None, None).train
+    kept, _, _ = open_splits(str(images))
     keys = [kept.key(i) for i in range(len(kept))]
     (tmp_path / "one.txt").write_text("\n".join(key for key in keys if "red" in key) + "\n")
     (tmp_path / "two.txt").write_text("\n".join(key for key in keys if "blue" not in key) + "\n")
