@@ -20,6 +20,7 @@ def play(folder: Path, processes: int, *names: str, timeout: float = 600) -> dic
     done = run(processes, WORKER, str(out), *names, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     played: dict[str, Played] = torch.load(out, weights_only=True)
+    out.unlink()  # hundreds of megabytes
     return played
 
 

@@ -14,7 +14,9 @@ def two(tmp_path_factory):
     out = tmp_path_factory.mktemp("methods") / "found.pt"
     done = run(2, "-m", "tests.distributed.method_worker", str(out), cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(out, weights_only=True)
+    found = torch.load(out, weights_only=True)
+    out.unlink()  # a hundred megabytes
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)
