@@ -12,7 +12,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -121,9 +121,13 @@ def leads_machine() -> bool:
     return gather_objects(_home()).index(_home()) == rank_and_size()[0]
 
 
-def same_on_all(digest: str, what: str) -> None:
+def same_on_all(digest: Callable[[], str], what: str) -> None:
     """Refuse, on every process, what one sees otherwise than the first; `what` is as in "images in photos/"."""
-    for rank, other in enumerate(digests := gather_objects(digest)):
+    if not is_distributed():
+        return
+    with together():
+        own = digest()
+    for rank, other in enumerate(digests := gather_objects(own)):
         if other != digests[0]:
             raise UserError(
                 f"process {rank} sees other {what} than process 0; give every machine the same, in the same place"

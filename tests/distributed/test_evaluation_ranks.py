@@ -191,7 +191,7 @@ def test_processes_that_see_other_images_are_told_so(
     words = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
     done = start(2, str(patience_worker.__file__), *words, cwd=here, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
-    assert done.stderr.count(f"snclr {name}: process 1 sees other images ") == 1, done.stderr[-3000:]
+    assert done.stderr.count(f"snclr {name}: process 1 sees other ") == 1, done.stderr[-3000:]
 
 
 def test_processes_that_see_another_run_are_told_so(trained: Path, elsewhere: tuple[Path, Path]) -> None:

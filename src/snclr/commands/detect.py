@@ -95,7 +95,7 @@ def detect(
             )  # fmt: skip
             faults = faults_of(train, val, most=max_bad_share)
         for part in (train, val):
-            same_on_all(part.fingerprint(), f"images in {data}")
+            same_on_all(part.fingerprint, f"images in {data}")
         _tell_faults(faults, quiet)
         finished: Detector | None
         if detector is not None:
@@ -137,7 +137,7 @@ def _trained(
         folder = folder_of(run, start, identity)
         # Before the folder: an encoder that is no ResNet leaves nothing behind.
         job = prepare_training(start, chosen, settings, folder, identity, fabric, workers)
-    same_on_all(start.sha256, f"weights in {run}")
+    same_on_all(lambda: start.sha256, f"weights in {run}")
     lock = None
     try:
         with together():

@@ -90,7 +90,7 @@ class Session:
         from snclr.evaluate.feature_store import open_store
         from snclr.evaluate.features import extract_features
 
-        same_on_all(source.fingerprint(), f"images in {source.name}")
+        same_on_all(source.fingerprint, f"images in {source.name}")
         store = None
         if self.cache:
             store = open_store(run, role, encoder.state_dict(), source, image_size=image_size, device=self.device)
@@ -222,10 +222,9 @@ def open_subject(at: Session, run: str | Path, data: str | None, test: str | Non
         return Subject(Path(run), encoder, spec, train, tested, words, at.device)
 
     subject = at.open(opening)
-    identity = subject.identity
-    same_on_all(identity["weights_sha256"], f"weights in {run}")
-    for part in ("train", "test"):
-        same_on_all(identity[part], f"images to {part} on")
+    same_on_all(lambda: subject.identity["weights_sha256"], f"weights in {run}")
+    same_on_all(lambda: subject.identity["train"], "training images")
+    same_on_all(lambda: subject.identity["test"], "test images")
     return subject
 
 

@@ -76,7 +76,7 @@ def finetune(
                 seed=seed,
             )  # fmt: skip
             job = _prepare(s, subset, settings, test_labels, from_scratch=from_scratch, workers=workers)
-        same_on_all(subset.sha256, f"images in {labels}")
+        same_on_all(lambda: subset.sha256, f"images in {labels}")
         facts = {"labels": str(labels), "list": _write_list(s.run, subset, seed, at.first).name}
         steps = {"total_steps": job.total_steps, "checkpoints": str(job.checkpoints)}
         with _locked(job.checkpoints.parent, at.first):

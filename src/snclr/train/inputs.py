@@ -25,7 +25,7 @@ _log = logging.getLogger("snclr")
 def open_data(data: str) -> Source:
     """The training images, the same ones on every process."""
     source = open_together(lambda: open_source(data, split="train", download=True))
-    same_on_all(source.fingerprint(), f"images in {data}")
+    same_on_all(source.fingerprint, f"images in {data}")
     return source
 
 
