@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.distributed import patience_worker
 from tests.distributed.ranks import run as start
 from tests.distributed.ranks import snclr
 
@@ -57,3 +58,13 @@ def test_what_is_wrong_is_said_once(places):
     done = start(2, "-m", "snclr", "detect", str(run), "--data", str(base / "nothing"))
     assert done.returncode == 2
     assert done.stderr.count("is not a folder; give one with COCO annotation files") == 1, done.stderr[-2000:]
+
+
+def test_processes_that_see_other_annotations_are_told_so(places, tmp_path):
+    data, run, _ = places
+    shutil.copytree(data, tmp_path / "here" / "data")
+    tiny_coco.write(tmp_path / "there" / "data", train=5, val=5)
+    words = ("apart", str(tmp_path / "there"), "detect", str(run), "--data", "data", *FLAGS)
+    done = start(2, str(patience_worker.__file__), *words, cwd=tmp_path / "here")
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert done.stderr.count("snclr detect: process 1 sees other images in data than process 0") == 1
