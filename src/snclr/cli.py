@@ -54,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     from snclr.errors import OtherProcessError, UserError
-    from snclr.train.signals import code_of_this_process
+    from snclr.train.signals import code_of_this_process, early_warning_ends
 
     try:
-        return code_of_this_process(int(arguments.handler(arguments)))
+        with early_warning_ends():
+            return code_of_this_process(int(arguments.handler(arguments)))
     except OtherProcessError:  # the one that failed prints its reason
         return 2
     except UserError as error:

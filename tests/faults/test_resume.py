@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +38,24 @@ def test_a_stopped_process_goes_on_by_the_command_it_printed(shop: Workshop) -> 
     )
     assert done.returncode == 0, done.stderr
     assert_same_end(out, shop.undisturbed())
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGUSR1, -signal.SIGTERM), (signal.SIGINT, 130)],  # a shell says 143
+)
+def test_a_stop_before_the_images_are_there_has_the_code_of_a_stop(
+    shop: Workshop, number: signal.Signals, code: int
+) -> None:
+    with socket.socket() as nobody:  # bound, so that no other takes the port, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        run = shop.pretrain(out := shop.place(), f"--data=http://127.0.0.1:{nobody.getsockname()[1]}/0.tar")
+        deadline = time.monotonic() + PATIENCE
+        while "waiting for it" not in run.output and run.alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        run.send(number)
+        assert "Traceback" not in run.ends_with(code)
+    assert not out.exists()
 
 
 def test_a_finished_or_foreign_folder_is_refused(shop: Workshop, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,6 +27,23 @@ def code_of_this_process(code: int) -> int:
     """
     helper = os.environ.get(STARTED_BY) == str(os.getppid())
     return 0 if helper and code in (130, 143) else code
+
+
+@contextmanager
+def early_warning_ends() -> Iterator[None]:
+    """Within the block SIGUSR1 ends the process as SIGTERM does, where it would end it otherwise: outside StopRequest.
+
+    It is the same stop, so it has the same code also while there is nothing to save yet.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
 class StopRequest:
