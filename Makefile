@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types check benchmarks results soak clean
+.PHONY: demo test lint types docs check benchmarks results soak clean
 
 # The stamp is newer than pyproject.toml once everything it lists is installed.
 $(VENV)/.installed: pyproject.toml
@@ -29,14 +29,18 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-check: lint types test
+# Builds the documentation site into site/; a broken link or reference is an error.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint types docs test
 
 benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/data.py
 
-# Rebuilds the tables and figures of docs/results.md from the records in results/.
+# Rebuilds the tables and figures of docs/results/tables.md from the records in results/.
 results: $(VENV)/.installed
 	$(BIN)/python scripts/build_results.py
 
@@ -45,4 +49,4 @@ soak: $(VENV)/.installed
 	$(BIN)/python scripts/soak.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

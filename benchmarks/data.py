@@ -8,7 +8,7 @@ bare      the per-image work of stage 1 (read, decode, two crops scaled and mirr
 decode    the same processes, decoding alone, for reference
 files     the loader's stage 1: whole batches from worker processes, from a folder
 shards    the same, from `snclr pack` of that folder
-batches   the loader as the training loop uses it: stage 2 (colours) too, which on the CPU takes from the same cores
+batches   the loader as the training loop uses it: stage 2 (colors) too, which on the CPU takes from the same cores
 All take turns, so that a change in the machine's load meets each. The start of the processes is not counted. The figure
 that matters is files / bare and shards / bare, the median over the rounds: 0.9 or more is what we ask.
 """
@@ -32,19 +32,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from snclr.commands.pack import pack
+from snclr.api.pack import pack
+from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.loader import CropSteps, ViewLoader
-from snclr.data.sources import Source, open_source
-from snclr.data.views import VIEW_GROUPS, crop_view
+from snclr.data.transforms.views import VIEW_GROUPS, crop_view
 from snclr.data.workers import in_processes
 
 VIEWS = VIEW_GROUPS["byol"]
-_source: Source | None = None
+_source: ImageDataset | None = None
 
 
 def make_photos(folder: Path, count: int) -> Path:
     """JPEGs of an ordinary size and weight (about 60 kB): the demo's pictures, enlarged, with a sensor's noise."""
-    small = open_source("demo").images  # type: ignore[attr-defined]
+    small = open_dataset("demo").images  # type: ignore[attr-defined]
     generator = np.random.default_rng(0)
     folder.mkdir()
     for number in range(count):
@@ -57,7 +57,7 @@ def make_photos(folder: Path, count: int) -> Path:
 def start_process(spec: str) -> None:
     global _source
     torch.set_num_threads(1)  # as in the loader's workers
-    _source = open_source(spec)
+    _source = open_dataset(spec)
 
 
 def bare_work(task: tuple[list[int], int, bool]) -> int:
@@ -92,14 +92,14 @@ def steady_rate(items: Iterator[Any], batch: int, skip: int, count: int) -> floa
     return count * batch / (time.perf_counter() - began)
 
 
-def stage1_rate(source: Source, size: int, batch: int, count: int, workers: int) -> float:
-    crops = CropSteps(source, VIEWS, size, batch, seed=0, rank=0, world_size=1)
+def stage1_rate(dataset: ImageDataset, size: int, batch: int, count: int, workers: int) -> float:
+    crops = CropSteps(dataset, VIEWS, size, batch, seed=0, rank=0, world_size=1)
     skip = 4 * workers
     return steady_rate(in_processes(crops, 0, skip + count + skip, workers=workers), batch, skip, count)
 
 
-def batches_rate(source: Source, size: int, batch: int, count: int, workers: int) -> float:
-    loader = ViewLoader(source, views=VIEWS, image_size=size, batch_size=batch, seed=0, workers=workers)
+def batches_rate(dataset: ImageDataset, size: int, batch: int, count: int, workers: int) -> float:
+    loader = ViewLoader(dataset, views=VIEWS, image_size=size, batch_size=batch, seed=0, workers=workers)
     skip = 4 * workers
     return steady_rate(loader.batches(0, skip + count + skip), batch, skip, count)
 
@@ -107,7 +107,7 @@ def batches_rate(source: Source, size: int, batch: int, count: int, workers: int
 def measure(a: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     photos = make_photos(folder / "photos", a.images)
     pack(photos, shards=folder / "shards", shard_size="8MB", quiet=True)
-    files, shards = open_source(photos), open_source(folder / "shards")
+    files, shards = open_dataset(photos), open_dataset(folder / "shards")
     count = max(a.measured // a.batch_size, 4)
     rates: dict[str, list[float]] = {"bare": [], "decode": [], "files": [], "shards": [], "batches": []}
     with multiprocessing.get_context("spawn").Pool(a.workers, start_process, (str(photos),)) as pool:

@@ -1,15 +1,15 @@
-"""The loss: streaming against direct, each in a fresh process, beside the matrix products that bound both.
+"""Time and memory of the loss: streaming and direct form, each in a fresh process, and a lower bound.
 
-One direction of Eq. 2 with its search and its gradient, at the paper's size, on random clustered features:
+Measures one direction of Eq. 2 with search and gradient, at the paper's size, on random clustered features:
 
     python benchmarks/loss.py            # about three minutes on two cores; the direct form needs about 11 GB
     python benchmarks/loss.py --json     # the same, with one JSON object as the last line
 
-"direct" is what one writes first: the whole N × Q similarity, one wide top-k, all N × N(K+1) logits, autograd.
-"bound" is three bare matrix products: N·Q·D for the search, N·(U+N)·D twice for value and gradient, where U is the
-number of distinct neighbours in the batch. Memory is the peak of the process over its inputs.
-The last table asks what a longer queue costs a whole ViT-S/16 step of 4096 images. That step is *calculated*: the time
-of the encoder's passes at a small batch, per image, times 4096, plus the measured loss in both directions.
+"direct" is the straightforward form: the full N × Q similarity, one top-k, all N × N(K+1) logits, autograd.
+"bound" is the time of three matrix products: N·Q·D for the search, N·(U+N)·D twice for value and gradient, where U is
+the number of distinct neighbors in the batch. Memory is the peak of the process minus that of its inputs.
+The last lines estimate what a longer queue adds to a ViT-S/16 step of 4096 images. The time of that step is calculated:
+the encoder's time per image, measured at a small batch, × 4096, plus the measured loss in both directions.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ TAU = 0.2
 
 
 def inputs(n: int, q: int, d: int, clusters: int = 1000) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y1, z1, y2 (n, d) and the queue (q, d): unit vectors around shared cluster centres."""
+    """Return y1, z1, y2 (n, d) and the queue (q, d): unit vectors around shared cluster centers."""
     generator = torch.Generator().manual_seed(0)
-    centres = F.normalize(torch.randn(clusters, d, generator=generator), dim=1)
+    centers = F.normalize(torch.randn(clusters, d, generator=generator), dim=1)
 
     def around(count: int) -> Tensor:
         which = torch.randint(clusters, (count,), generator=generator)
-        return F.normalize(centres[which] + torch.randn(count, d, generator=generator) / d**0.5, dim=1)
+        return F.normalize(centers[which] + torch.randn(count, d, generator=generator) / d**0.5, dim=1)
 
     return around(n), around(n), around(n), around(q)
 
 
 def direct(y1: Tensor, z1: Tensor, y2: Tensor, queue: Tensor, k: int) -> Tensor:
-    """Eq. 2 to 4 as one writes them first."""
+    """Compute Eq. 2 to 4 with full matrices."""
     z1 = F.normalize(z1, dim=1)
     index = (y2 @ queue.T).topk(k, dim=1).indices
     neighbors = queue[index]  # (N, K, D)
@@ -58,18 +58,18 @@ def direct(y1: Tensor, z1: Tensor, y2: Tensor, queue: Tensor, k: int) -> Tensor:
 
 
 def measure(form: str, n: int, k: int, q: int, d: int, repeats: int) -> dict[str, float]:
-    """Run in a process of its own: seconds and peak megabytes over the inputs of one form, or the bound's seconds."""
+    """Return seconds and peak megabytes of one form; for "bound" the seconds and the number of distinct keys."""
     y1, z1, y2, queue = inputs(n, q, d)
     z1.requires_grad_()
     if form == "bound":
-        from snclr.soft_neighbors import nearest_neighbors
+        from snclr.methods.snclr.queue import nearest_neighbors
 
         used = len(set(nearest_neighbors(y2, queue, k).index.flatten().tolist())) + n
         return {"seconds": best(lambda: products(y2, queue, used), repeats), "used": used}
     if form == "streaming":
-        from snclr.soft_neighbors import SoftNeighborLoss
+        from snclr.methods.snclr.loss import SoftNeighborLoss
 
-        criterion = SoftNeighborLoss(dim=d, queue_length=q, neighbors=k, tau=TAU)
+        criterion = SoftNeighborLoss(dim=d, queue_length=q, neighbors=k, temperature=TAU)
         criterion.queue.push(queue, torch.arange(q))
         del queue
         ids = torch.arange(q, q + n)
@@ -97,7 +97,7 @@ def measure(form: str, n: int, k: int, q: int, d: int, repeats: int) -> dict[str
 
 
 def products(y2: Tensor, queue: Tensor, used: int) -> None:
-    """The three matrix products, tile by tile into one buffer."""
+    """Compute the three matrix products, tile by tile into one buffer."""
     tile = 2048
     buffer = torch.empty(len(y2), tile)
     total = torch.zeros_like(y2)
@@ -112,17 +112,17 @@ def products(y2: Tensor, queue: Tensor, used: int) -> None:
 
 
 def best(run: Callable[[], None], repeats: int) -> float:
-    """The quickest of several runs, in seconds: noise only ever adds."""
+    """Return the seconds of the fastest run: noise only adds time."""
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return min(times)
 
 
 def reset_peak() -> float:
-    """Megabytes held now; the peak is counted from here (Linux)."""
+    """Reset the peak memory of the process (Linux) and return its current memory in megabytes."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     return status("VmRSS")
@@ -138,8 +138,8 @@ def status(name: str) -> float:
 
 
 def vit_step_seconds(images: int) -> float:
-    """Seconds for the passes of one ViT-S/16 step at 224 pixels (two trained, two momentum), for one image."""
-    from snclr.encoders import build_encoder, resolve_encoder
+    """Return the seconds per image of a ViT-S/16 step at 224 pixels: two passes with gradient, two of the target."""
+    from snclr.models.encoders import build_encoder, resolve_encoder
 
     encoder = build_encoder(resolve_encoder("vit_small", image_size=224))
     x = torch.randn(images, 3, 224, 224)
@@ -157,8 +157,8 @@ def vit_step_seconds(images: int) -> float:
 
 def in_fresh_process(arguments: list[str]) -> dict[str, Any]:
     out = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True).stdout
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
 
 
 def main() -> None:
@@ -213,15 +213,15 @@ def main() -> None:
     print(f"{'direct':12}{plain['seconds']:10.2f}{plain['megabytes']:16.0f}")
     print(f"{'streaming':12}{streaming['seconds']:10.2f}{streaming['megabytes']:16.0f}")
     print(f"{'bound':12}{bound['seconds']:10.2f}{'':>16}   (search, value, gradient; {bound['used']} distinct keys)\n")
-    print(f"speed over direct       {result['speed_over_direct']:.2f} ×")
-    print(f"memory of direct        {result['memory_share_of_direct']:.1%}")
-    print(f"time over the bound     {result['time_over_bound']:.2f} ×")
+    print(f"speedup over direct     {result['speed_over_direct']:.2f} ×")
+    print(f"memory relative to it   {result['memory_share_of_direct']:.1%}")
+    print(f"time relative to bound  {result['time_over_bound']:.2f} ×")
     print(f"loss difference         {result['loss_difference']:.1e}")
-    print(f"gradient norm apart     {result['gradient_norm_difference']:.1e} of it")
+    print(f"gradient norm differs   {result['gradient_norm_difference']:.1e} (relative)")
     print(
-        f"\nqueue {a.q // 16:,} → {a.q:,}: {short['seconds']:.2f} → {streaming['seconds']:.2f} s a direction,"
+        f"\nqueue {a.q // 16:,} → {a.q:,}: {short['seconds']:.2f} → {streaming['seconds']:.2f} s per direction,"
         f" {growth:+.2%} of a ViT-S/16 step of {a.n} images"
-        f"\n(calculated: {per_image:.3f} s an image for the encoders' passes, measured at batch 8, × {a.n})"
+        f"\n(calculated: {per_image:.3f} s per image for the encoder passes, measured at batch 8, × {a.n})"
     )
     if a.json:
         print(json.dumps(result))

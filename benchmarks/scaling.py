@@ -1,15 +1,14 @@
-"""What a step costs on many GPUs: constants measured here, and what the cost model makes of them.
+"""Predict the cost of a training step on many GPUs with `cost_model.py` and constants measured on this machine.
 
-    python benchmarks/scaling.py                            # some five minutes on two quiet cores; prints tables
-    python benchmarks/scaling.py --json                     # the same, with one JSON object as the last line
-    python benchmarks/scaling.py --write docs/scaling.md    # and puts the tables into the marked places of that page
-    python benchmarks/scaling.py --only-model               # nothing is timed: counts and predictions alone
+    python benchmarks/scaling.py                            # about five minutes on two idle cores; prints tables
+    python benchmarks/scaling.py --json                     # also prints one JSON object as the last line
+    python benchmarks/scaling.py --write docs/reference/scaling.md  # also updates the tables of that page
+    python benchmarks/scaling.py --only-model               # counts and predictions only, no timings
 
-Measured: operations, parameters and batch norms of the encoders (counted on tensors without data); on the CPU the rates
-of matrix products, search, loss and encoders, of memory and of a kernel's start; between 2 and 4 gloo processes on this
-machine the messages' latency and bandwidth, and the messages and seconds of real training steps. From these the model,
-`snclr.cost_model`, calculates the same steps, to see how good it is, and then large jobs: on cores like these, by what
-was measured, and on GPUs, by data sheets' rates; no GPU was at hand.
+Measured are operations, parameters and batch norms of the encoders (counted on meta tensors); CPU rates of matrix
+products, search, loss, encoders, memory and kernel launches; latency and bandwidth of collectives between 2 and 4 gloo
+processes; and the collectives and seconds of real training steps. The model is checked against these steps, and then
+predicts large jobs: on such cores from the measurements, and on GPUs from data sheets. No GPU was measured.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in cli/main.py
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from snclr import cost_model as model
-from snclr.config import resolve
-from snclr.cost_model import A100, V100, Job, Machine, Network
+import cost_model as model
+from cost_model import A100, V100, Job, Machine, Network
+from snclr.train.config import resolve
 
 RECIPES = {"ViT-S/16": "vit-small-imagenet", "ViT-B/16": "vit-base-imagenet", "ResNet-50": "resnet50-imagenet"}
-UTILISATION = {"ViT-S/16": 0.3, "ViT-B/16": 0.35, "ResNet-50": 0.2}
+UTILIZATION = {"ViT-S/16": 0.3, "ViT-B/16": 0.35, "ResNet-50": 0.2}
 JOBS = [(batch, gpus) for batch in (4096, 32_768) for gpus in (32, 256)]
 ROWS, QUEUE, DIM = 256, 32_768, 256
-# Steps small enough to be taken here, of a network whose time is in products and of one whose time is in messages.
+# Steps that are small enough to measure: one network dominated by compute, one by communication.
 STEPS: dict[str, dict[str, Any]] = {
     "ViT-S/16, 8 images": {"recipe": "vit-small-imagenet", "batch_size": 8, "queue_length": 8192},
     "resnet10-tiny, 64 images": {"recipe": "demo", "batch_size": 64},
@@ -53,12 +52,12 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def count_networks() -> list[Network]:
-    """Operations, parameters and batch norms of the paper's networks, on tensors without data."""
-    return [count_network(name, UTILISATION[name], recipe=recipe) for name, recipe in RECIPES.items()]
+    """Count operations, parameters and batch norms of the paper's networks on meta tensors."""
+    return [count_network(name, UTILIZATION[name], recipe=recipe) for name, recipe in RECIPES.items()]
 
 
-def count_network(name: str, utilisation: float, **settings: Any) -> Network:
-    """The same of one network, with the heads and the image size of its recipe."""
+def count_network(name: str, utilization: float, **settings: Any) -> Network:
+    """Count one network with the heads and the image size of its recipe."""
     from torch.utils.flop_counter import FlopCounterMode
 
     method, side = build(**settings)
@@ -67,17 +66,17 @@ def count_network(name: str, utilisation: float, **settings: Any) -> Network:
     with FlopCounterMode(display=False) as counter:
         method.predictor(method.projector(method.encoder(images)))
     with FlopCounterMode(display=False) as followed:
-        method.key_network(images)
+        method.target_network(images)
     trained = [method.encoder, method.projector, method.predictor]
     return Network(
         name=name, forward=counter.get_total_flops() / 2, momentum_forward=followed.get_total_flops() / 2,
         parameters=sum(p.numel() for part in trained for p in part.parameters() if p.requires_grad),
-        norms=sum(map(norms, trained)), momentum_norms=norms(method.key_network), utilisation=utilisation,
+        norms=sum(map(norms, trained)), momentum_norms=norms(method.target_network), utilization=utilization,
     )  # fmt: skip
 
 
 def build(**settings: Any) -> tuple[Any, int]:
-    """A recipe's method, and the side of its images."""
+    """Return a recipe's method and its image size."""
     from snclr.train.build import build_method, encoder_spec
 
     config = resolve({"data": "unused", "out": "unused", **settings})
@@ -85,15 +84,15 @@ def build(**settings: Any) -> tuple[Any, int]:
 
 
 def norms(module: torch.nn.Module) -> int:
-    """How many batch norms a module has."""
+    """Return the number of batch norms of a module."""
     return sum(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def measure_rates(networks: list[Network]) -> dict[str, float]:
-    """Operations a second on this CPU: bare product, search, loss, encoder."""
+    """Measure operations per second on this CPU: matrix product, search, loss, encoder."""
     import timm
 
-    from snclr.streaming import Keys, logsumexp, topk
+    from snclr.methods.snclr.kernels import Keys, logsumexp, topk
 
     load, generator = os.getloadavg()[0], torch.Generator().manual_seed(0)
     queue = F.normalize(torch.randn(QUEUE, DIM, generator=generator), dim=1)
@@ -117,7 +116,7 @@ def measure_rates(networks: list[Network]) -> dict[str, float]:
 
 
 def median(run: Callable[[], Any], repeats: int = 7) -> float:
-    """Seconds of a run, the median of several after one that does not count."""
+    """Return the median seconds of several calls after one warm-up call."""
     run()
     times = []
     for _ in range(repeats):
@@ -128,15 +127,15 @@ def median(run: Callable[[], Any], repeats: int = 7) -> float:
 
 
 def measure_core() -> dict[str, Any]:
-    """Rates of one core: products, memory, a kernel's start, and each network's own passes."""
+    """Measure the rates of one core: products, memory, kernel launches, and the passes of each network."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     queue, y2 = (torch.randn(rows, DIM, generator=generator) for rows in (QUEUE, ROWS))
-    source, target, one = torch.zeros(2**24), torch.zeros(2**24), torch.zeros(1)
-    found: dict[str, Any] = {
+    dataset, target, one = torch.zeros(2**24), torch.zeros(2**24), torch.zeros(1)
+    measured: dict[str, Any] = {
         "product": 2.0 * ROWS * QUEUE * DIM / median(lambda: y2 @ queue.T),
-        "memory": 2 * 4 * len(source) / median(lambda: target.copy_(source)),
+        "memory": 2 * 4 * len(dataset) / median(lambda: target.copy_(dataset)),
         "launch": median(lambda: [one.add_(1) for _ in range(1000)]) / 1000,
     }
     chosen: dict[str, dict[str, Any]] = {**{name: {"recipe": recipe} for name, recipe in RECIPES.items()}, **STEPS}
@@ -144,9 +143,9 @@ def measure_core() -> dict[str, Any]:
         method, side = build(**settings)
         network = count_network(name, 1.0, **settings)
         images = torch.randn(4 if side > 64 else 64, 3, side, side).contiguous(memory_format=torch.channels_last)
-        found[name] = 3 * network.forward * len(images) / median(partial(both_passes, method, images), repeats=3)
+        measured[name] = 3 * network.forward * len(images) / median(partial(both_passes, method, images), repeats=3)
     torch.set_num_threads(threads)
-    return found
+    return measured
 
 
 def both_passes(method: Any, images: torch.Tensor) -> None:
@@ -174,9 +173,9 @@ def cores_like_these(core: dict[str, Any], pair: dict[str, Any]) -> Machine:
 
 
 def measure_messages(processes: int) -> dict[str, Any]:
-    """Latency, bandwidth, and real steps' messages and seconds on so many gloo processes of this machine."""
+    """Measure latency, bandwidth, and collectives and seconds of real steps with gloo processes on this machine."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
+        out = Path(folder) / "result.json"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), __file__,
             "--inside", str(out),
@@ -186,11 +185,11 @@ def measure_messages(processes: int) -> dict[str, Any]:
 
 
 def inside(out: str) -> None:
-    """Run by torchrun: measure on this process among the others; process 0 writes the file."""
-    from snclr.distributed import barrier, gather, rank_and_size, sum_over_processes
-    from snclr.train.launch import launch
+    """Measure on every rank (run by torchrun); rank 0 writes the file."""
+    from snclr.distributed.collectives import all_gather, all_reduce_sum, barrier, rank_and_size
+    from snclr.train.pretrain import launch_run
 
-    fabric = launch(step_config("resnet10-tiny, 64 images"))
+    fabric = launch_run(step_config("resnet10-tiny, 64 images"))
     torch.set_num_threads(1)
     small, large, size = torch.zeros(3, dtype=torch.int64), torch.zeros(2**20), rank_and_size()[1]
 
@@ -198,17 +197,17 @@ def inside(out: str) -> None:
         barrier()
         return median(run, repeats)
 
-    gather_small = timed(lambda: gather(small), 200)
-    reduce_small = timed(lambda: sum_over_processes(small), 200)
-    gather_large = timed(lambda: gather(large), 10)
+    gather_small = timed(lambda: all_gather(small), 200)
+    reduce_small = timed(lambda: all_reduce_sum(small), 200)
+    gather_large = timed(lambda: all_gather(large), 10)
     received = large.numel() * 4 * (size - 1)
-    found = {
+    measured = {
         "processes": size, "gather_latency": gather_small, "reduce_latency": reduce_small,
         "gather_bandwidth": received / (gather_large - gather_small) if size > 1 else math.inf,
         "steps": {name: real_steps(name, fabric) for name in STEPS},
     }  # fmt: skip
     if fabric.is_global_zero:
-        Path(out).write_text(json.dumps(found))
+        Path(out).write_text(json.dumps(measured))
     barrier()
 
 
@@ -217,34 +216,32 @@ def step_config(name: str) -> Any:
 
 
 def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
-    """Seconds of a training step with a full queue, the median of a few, and the messages of one."""
-    from snclr.distributed import barrier
+    """Return the median seconds of a training step with a full queue, and its number of collectives."""
+    from snclr.checkpoint.run_dir import RunDir
+    from snclr.distributed.collectives import barrier
     from snclr.train.build import build_method, encoder_spec
-    from snclr.train.inputs import open_data
-    from snclr.train.loop import training_step
-    from snclr.train.pretrain import build_loader, prepare
-    from snclr.train.run_folder import RunFolder
+    from snclr.train.pretrain import build_loader, open_data, prepare
 
     config = step_config(name)
-    source = open_data(config.data)
-    loader, method = build_loader(config, source, fabric), build_method(config, encoder_spec(config))
-    training = prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    dataset = open_data(config.data)
+    loader, method = build_loader(config, dataset, fabric), build_method(config, encoder_spec(config))
+    training = prepare(config, fabric, RunDir(config.out), dataset, loader, method)
     core: Any = training.core
     full, generator = core.queue.length, torch.Generator().manual_seed(0)
-    core.queue.push(torch.randn(full, config.dim, generator=generator), torch.full((full,), len(source)))
+    core.queue.push(torch.randn(full, config.dim, generator=generator), torch.full((full,), len(dataset)))
     batches = list(loader.batches(0, repeats + 2))
-    training_step(training, batches[0])
+    training.training_step(batches[0])
     counts: dict[str, int] = {}
     with counting(counts):
-        training_step(training, batches[1])
+        training.training_step(batches[1])
     times = []
     for batch in batches[2:]:
         barrier()
         began = time.perf_counter()
-        training_step(training, batch)
+        training.training_step(batch)
         barrier()
         times.append(time.perf_counter() - began)
-    layers = norms(core.encoder) + norms(core.projector) + norms(core.predictor), norms(core.key_network)
+    layers = norms(core.encoder) + norms(core.projector) + norms(core.predictor), norms(core.target_network)
     return {
         "seconds": statistics.median(times), "all_gathers": 0, "all_reduces": 0, **counts,
         "norms": layers[0], "momentum_norms": layers[1],
@@ -253,7 +250,7 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
 
 @contextmanager
 def counting(counts: dict[str, int]) -> Iterator[None]:
-    """Count the messages that go through Python: all but the gradients, which torch sends by itself."""
+    """Count the collectives called from Python: all except the gradient all-reduce."""
     plain = {name: getattr(dist, name) for name in ("all_gather", "all_reduce")}
 
     def wrap(name: str) -> Callable[..., Any]:
@@ -280,23 +277,23 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def network_table(networks: list[Network]) -> str:
     rows = [
         [n.name, f"{n.forward / 1e9:.2f}", f"{n.momentum_forward / 1e9:.2f}", f"{n.parameters / 1e6:.1f}", str(n.norms),
-         str(sum(model.norm_messages(n))), f"{n.utilisation:.0%}"]
+         str(sum(model.norm_messages(n))), f"{n.utilization:.0%}"]
         for n in networks
     ]  # fmt: skip
     head = ["network at 224 px, with heads (counted)", "F, 10⁹ operations", "F′", "trained parameters, 10⁶",
-            "batch norms", "their messages a step", "assumed share of peak"]  # fmt: skip
+            "batch norms", "collectives per step", "assumed share of peak"]  # fmt: skip
     return table(head, rows)
 
 
 def rate_table(rates: dict[str, float]) -> str:
-    words = {
-        "product": f"bare product, {ROWS} × {QUEUE:,} × {DIM}", "search": "search (`streaming.topk`, K = 30)",
-        "loss": "log-sum-exp with gradient (`streaming.logsumexp`)",
+    labels = {
+        "product": f"matrix product, {ROWS} × {QUEUE:,} × {DIM}", "search": "search (`kernels.topk`, K = 30)",
+        "loss": "log-sum-exp with gradient (`kernels.logsumexp`)",
         "encoder": "ViT-S/16, forward and backward, batch 4",
     }  # fmt: skip
-    rows = [[text, f"{rates[k] / 1e9:.1f}", f"{rates['product'] / rates[k]:.2f}"] for k, text in words.items()]
+    rows = [[text, f"{rates[k] / 1e9:.1f}", f"{rates['product'] / rates[k]:.2f}"] for k, text in labels.items()]
     head = [f"measured, float32, {rates['threads']:.0f} threads, load before {rates['load']:.1f}", "10⁹ operations/s",
-            "bare product's rate ÷ this"]  # fmt: skip
+            "rate of the matrix product ÷ this"]  # fmt: skip
     return table(head, rows)
 
 
@@ -314,8 +311,8 @@ def message_table(messages: list[dict[str, Any]]) -> str:
              f"{m['gather_bandwidth'] / 1e9:.2f}", f"{step['all_gathers']:.0f} (model: {gathers + 6})",
              f"{step['all_reduces']:.0f} (model: {reduces + 1})"]
         )  # fmt: skip
-    head = ["gloo processes (measured)", "smallest gather, µs", "smallest all-reduce, µs", "gather, 10⁹ bytes/s",
-            "gathers in a step of resnet10-tiny", "all-reduces in it"]  # fmt: skip
+    head = ["gloo ranks (measured)", "all_gather latency, µs", "all_reduce latency, µs", "all_gather, 10⁹ bytes/s",
+            "all_gathers per step of resnet10-tiny", "all_reduces per step"]  # fmt: skip
     return table(head, rows)
 
 
@@ -323,15 +320,15 @@ def core_table(core: dict[str, Any]) -> str:
     rows = [
         ["products in float32, 10⁹ operations/s", f"{core['product'] / 1e9:.1f}"],
         ["memory, 10⁹ bytes/s", f"{core['memory'] / 1e9:.1f}"],
-        ["start of a kernel, µs", f"{core['launch'] * 1e6:.2f}"],
+        ["kernel launch, µs", f"{core['launch'] * 1e6:.2f}"],
         *([f"{name}, forward and backward, 10⁹ operations/s", f"{core[name] / 1e9:.1f}"] for name in RECIPES),
-        ["resnet10-tiny, the same", f"{core['resnet10-tiny, 64 images'] / 1e9:.1f}"],
+        ["resnet10-tiny, forward and backward, 10⁹ operations/s", f"{core['resnet10-tiny, 64 images'] / 1e9:.1f}"],
     ]
     return table(["one core (measured)", ""], rows)
 
 
 def check_table(core: dict[str, Any], messages: list[dict[str, Any]]) -> str:
-    """Real steps beside what the model makes of the constants of the same machine."""
+    """Compare real steps with the predictions of the model for this machine."""
     rows = []
     for name, settings in STEPS.items():
         config = step_config(name)
@@ -344,7 +341,15 @@ def check_table(core: dict[str, Any], messages: list[dict[str, Any]]) -> str:
             sent = sum(parts[part] for part in ("gather", "batch norm", "gradient", "agreement"))
             rows.append([name, str(m["processes"]), f"{seen * 1e3:,.0f}", f"{step * 1e3:,.0f}", f"{step / seen:.2f}",
                          f"{parts['encoder'] / step:.0%}", f"{sent / step:.0%}"])  # fmt: skip
-    head = ["step", "processes", "measured, ms", "calculated, ms", "ratio", "encoder in it", "messages in it"]
+    head = [
+        "step",
+        "ranks",
+        "measured, ms",
+        "calculated, ms",
+        "ratio",
+        "share of the encoder",
+        "share of communication",
+    ]
     return table(head, rows)
 
 
@@ -374,11 +379,11 @@ def limit_table(networks: list[Network]) -> str:
 
 
 def write(page: Path, sections: dict[str, str]) -> None:
-    """Put each table between its two marks."""
+    """Write each table between its two markers."""
     text = page.read_text(encoding="utf-8")
     for name, body in sections.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        assert marked.search(text), f"{page} has no place marked {name}"
+        assert marked.search(text), f"{page} has no section marked {name}"
         before, after = marked.split(text, maxsplit=1)[0], marked.split(text, maxsplit=1)[-1]
         text = f"{before}<!-- {name} -->\n{body}\n<!-- /{name} -->{after}"
     page.write_text(text, encoding="utf-8")
@@ -396,14 +401,14 @@ def main() -> None:
         return
     networks = count_networks()
     sections = {"networks": network_table(networks)}
-    found: dict[str, Any] = {"networks": [asdict(n) for n in networks]}
+    measured: dict[str, Any] = {"networks": [asdict(n) for n in networks]}
     if not a.only_model:
-        found["rates"], found["core"] = measure_rates(networks), measure_core()
-        found["messages"] = [measure_messages(n) for n in (1, 2, 4)]
-        core, messages = found["core"], found["messages"]
-        own = [replace(n, utilisation=core[n.name] / core["product"]) for n in networks]
+        measured["rates"], measured["core"] = measure_rates(networks), measure_core()
+        measured["messages"] = [measure_messages(n) for n in (1, 2, 4)]
+        core, messages = measured["core"], measured["messages"]
+        own = [replace(n, utilization=core[n.name] / core["product"]) for n in networks]
         sections |= {
-            "rates": rate_table(found["rates"]), "messages": message_table(messages), "core": core_table(core),
+            "rates": rate_table(measured["rates"]), "messages": message_table(messages), "core": core_table(core),
             "check": check_table(core, messages),
             "cores": prediction_table(own, cores_like_these(core, messages[1]), "cores"),
         }  # fmt: skip
@@ -415,12 +420,12 @@ def main() -> None:
     if a.write:
         write(a.write, sections)
     if a.json:
-        found["predictions"] = [
+        measured["predictions"] = [
             {"network": n.name, "gpu": m.name, "batch": b, "gpus": g,
              "seconds": model.step_parts(Job(batch=b, processes=g), n, m)}
             for n in networks for m in (A100, V100) for b, g in JOBS
         ]  # fmt: skip
-        print(json.dumps(found))
+        print(json.dumps(measured))
 
 
 if __name__ == "__main__":

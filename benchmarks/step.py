@@ -1,12 +1,12 @@
-"""The whole training step against its floor: the bare encoder passes that no method of this kind can avoid.
+"""Time of a training step compared with its lower bound: the encoder passes that every such method needs.
 
     python benchmarks/step.py            # ResNet-18 at 32 px, batch 256, K = 30, Q = 16,384; a few minutes on two cores
     python benchmarks/step.py --json     # the same, with one JSON object as the last line
 
-floor   two forward + backward and two momentum forwards of the encoder, on preloaded tensors
-step    SNCLR's step on preloaded views: encoders, heads, search, loss, gradient, optimiser, momentum, queue
-The two take turns, so that a change in the machine's load meets both. Then the parts of the step outside the encoder,
-each alone, and the same step fed by the loader from real files, with what of it is waiting for data.
+floor   two forward and backward passes of the encoder and two forward passes of its EMA copy, on preloaded tensors
+step    SNCLR's step on preloaded views: encoders, heads, search, loss, gradient, optimizer, EMA, queue
+Floor and step alternate, so that the load of the machine affects both alike. Then follow the parts of the step outside
+the encoder, each measured alone, and the step with views from the dataloader, with the time spent waiting for them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 import torch
 from torch import Tensor
 
-from snclr.config import PretrainConfig, resolve
+from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.loader import ViewLoader
-from snclr.data.sources import ArraySource, Source, open_source
-from snclr.ema import ema_update
+from snclr.methods.common.ema import ema_update
 from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.config import PretrainConfig, resolve
 from snclr.train.optim import build_optimizer, scaled_lr
 
 
 def timed(run: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     run()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 class Step:
-    """A method with its optimiser and one preloaded batch."""
+    """A method with its optimizer and one preloaded batch."""
 
     def __init__(self, config: PretrainConfig) -> None:
         self.config = config
@@ -65,7 +65,7 @@ class Step:
         self.method.queue.push(filler, torch.arange(10**6, 10**6 + config.queue_length))
 
     def floor(self) -> None:
-        """The passes alone; a sum stands in for the loss."""
+        """Run the encoder passes alone, with a sum as the loss."""
         m = self.method
         with torch.no_grad():
             for view in self.views:
@@ -80,10 +80,10 @@ class Step:
         torch.nn.utils.get_total_norm([p.grad for p in self.method.parameters() if p.grad is not None])
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.method.finish_step(0, 100)
+        self.method.after_step(0, 100)
 
     def parts(self) -> dict[str, float]:
-        """Seconds of what the step adds to its floor, each part alone, for both views."""
+        """Return the seconds of each part that the step adds to its floor, for both views."""
         m, c = self.method, self.config
         pooled = torch.randn(c.batch_size, encoder_spec(c).num_features)
         y = torch.randn(c.batch_size, c.dim)
@@ -102,15 +102,15 @@ class Step:
         for p in m.parameters():
             if p.requires_grad:
                 p.grad = torch.zeros_like(p)
-        found = {
-            "optimiser": median(self.optimizer.step),
+        seconds = {
+            "optimizer": median(self.optimizer.step),
             "heads": median(heads),
             "search and loss": median(loss),
             "momentum": median(lambda: ema_update(m.encoder, m.momentum_encoder, 0.99)),
             "queue": median(lambda: m.queue.push(y, self.ids)),
         }
         self.optimizer.zero_grad(set_to_none=True)
-        return found
+        return seconds
 
 
 def median(run: Callable[[], Any], repeats: int = 5) -> float:
@@ -118,29 +118,29 @@ def median(run: Callable[[], Any], repeats: int = 5) -> float:
     return statistics.median(timed(run) for _ in range(repeats))
 
 
-def fed_by_loader(step: Step, source: Source, workers: int, steps: int) -> dict[str, float]:
-    """Seconds a step with views from the loader, and how much of it was spent waiting for them."""
+def fed_by_loader(step: Step, dataset: ImageDataset, workers: int, steps: int) -> dict[str, float]:
+    """Return the seconds per step with views from the dataloader, and how many of them are spent waiting."""
     c = step.config
     loader = ViewLoader(
-        source, views=view_groups(c), image_size=c.image_size, batch_size=c.batch_size, seed=0, workers=workers
+        dataset, views=view_groups(c), image_size=c.image_size, batch_size=c.batch_size, seed=0, workers=workers
     )
     batches = loader.batches(0, steps + 1)
-    step.step(next(batches).views)  # the workers' start is not part of a step
+    step.step(next(batches).views)  # starts the workers, which is not part of a step
     waited = total = 0.0
     for _ in range(steps):
-        began = time.perf_counter()
+        start = time.perf_counter()
         batch = next(batches)
-        waited += time.perf_counter() - began
+        waited += time.perf_counter() - start
         step.step(batch.views)
-        total += time.perf_counter() - began
+        total += time.perf_counter() - start
     list(batches)
     return {"seconds": total / steps, "waiting": waited / steps}
 
 
-def write_png(source: ArraySource, folder: Path) -> None:
+def write_png(dataset: ArrayDataset, folder: Path) -> None:
     from PIL import Image
 
-    for i, image in enumerate(source.images):
+    for i, image in enumerate(dataset.images):
         Image.fromarray(image).save(folder / f"{i:05d}.png")
 
 
@@ -168,21 +168,21 @@ def main() -> None:
     ratio = statistics.median(p[1] / p[0] for p in pairs)
     print(f"{a.encoder} at {a.image_size} px, batch {a.batch_size}, K={a.neighbors}, Q={a.queue_length},", end=" ")
     print(f"{torch.get_num_threads()} threads, median of {a.rounds}\n")
-    print(f"floor (bare encoder passes)   {floor:8.3f} s")
+    print(f"floor (encoder passes)        {floor:8.3f} s")
     print(f"step on preloaded views       {whole:8.3f} s   {ratio:.3f} × the floor")
     parts = step.parts()
     for name, seconds in parts.items():
-        print(f"  of it {name:22}{seconds:8.3f} s   {seconds / whole:.1%}")
-    demo = open_source("demo")
-    assert isinstance(demo, ArraySource)
+        print(f"  {name:28}{seconds:8.3f} s   {seconds / whole:.1%}")
+    demo = open_dataset("demo")
+    assert isinstance(demo, ArrayDataset)
     fed = {"memory, no workers": fed_by_loader(step, demo, 0, a.rounds)}
     with tempfile.TemporaryDirectory() as folder:
         write_png(demo, Path(folder))
-        fed["PNG files, 2 workers"] = fed_by_loader(step, open_source(Path(folder)), 2, a.rounds)
-    print("\nwith loader and augmentation")
+        fed["PNG files, 2 workers"] = fed_by_loader(step, open_dataset(Path(folder)), 2, a.rounds)
+    print("\nwith dataloader and augmentation")
     for name, one in fed.items():
         share = one["waiting"] / one["seconds"]
-        print(f"  {name:22}{one['seconds']:14.3f} s   {share:.1%} of it waiting for views")
+        print(f"  {name:22}{one['seconds']:14.3f} s   {share:.1%} waiting for views")
     if a.json:
         print(
             json.dumps(

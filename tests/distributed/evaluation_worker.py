@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import snclr
-from snclr.distributed import rank_and_size
-from snclr.evaluate import finetune as engine
+from snclr.distributed.collectives import rank_and_size
+from snclr.evaluation import finetune as engine
 
 
 def measure(run: Path, out: Path) -> None:
@@ -27,12 +27,12 @@ def measure(run: Path, out: Path) -> None:
     engine.evaluate_classifier = keeping
     try:
         found = {
-            "knn": snclr.knn(run, k=7, quiet=True),
-            "linear": snclr.linear(run, epochs=10, batch_size=32, quiet=True),
-            "probe": snclr.linear(run, protocol="paper", epochs=3, batch_size=96, lr=10.0, quiet=True),
-            "finetune": snclr.finetune(run, labels="50%", epochs=3, batch_size=8, lr=0.5, quiet=True),
-            "embed": snclr.embed(run, out=out / "features.npz", batch_size=16, quiet=True),
-            "neighbors": snclr.neighbors(run, rows=4, out=out / "neighbors.png", quiet=True),
+            "knn": snclr.knn(run, k=7, quiet=True).to_dict(),
+            "linear": snclr.linear(run, epochs=10, batch_size=32, quiet=True).to_dict(),
+            "probe": snclr.linear(run, protocol="paper", epochs=3, batch_size=96, lr=10.0, quiet=True).to_dict(),
+            "finetune": snclr.finetune(run, labels="50%", epochs=3, batch_size=8, lr=0.5, quiet=True).to_dict(),
+            "embed": snclr.embed(run, out=out / "features.npz", batch_size=16, quiet=True).to_dict(),
+            "neighbors": snclr.neighbors(run, rows=4, out=out / "neighbors.png", quiet=True).to_dict(),
         }
     finally:
         engine.evaluate_classifier = plain

@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from snclr.config import resolve, settings_of
-from snclr.distributed import is_distributed, rank_and_size, sum_over_processes
+from snclr.distributed.collectives import all_reduce_sum, is_distributed, rank_and_size
+from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.methods import METHODS
-from snclr.sync_batch_norm import synchronise_batch_norm
 from snclr.train.build import build_method, encoder_spec
+from snclr.train.config import resolve, settings_for_method
 
 SETTINGS = {
     "recipe": "demo", "image_size": 16, "hidden": 24, "dim": 8, "neighbors": 3, "queue_length": 20, "prototypes": 6,
@@ -31,8 +31,8 @@ CASES = {
 
 def play(name: str) -> dict:
     """Three steps of gradient descent in double precision: the same numbers for any number of processes."""
-    config = resolve(settings_of(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
-    method = synchronise_batch_norm(build_method(config, encoder_spec(config), classes=3).double())
+    config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
+    method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3).double())
     rank, size = rank_and_size()
     wrapped = DistributedDataParallel(method) if is_distributed() else method
     mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
@@ -43,14 +43,14 @@ def play(name: str) -> dict:
         ids, labels = torch.arange(BATCH) + step * BATCH // 2, (torch.arange(BATCH) % 4) - 1  # two have none
         output = wrapped([view[mine] for view in views], ids[mine], epoch=step, labels=labels[mine])
         output.loss.backward()
-        losses.append(float(sum_over_processes(output.loss.detach().clone()) / size))
+        losses.append(float(all_reduce_sum(output.loss.detach().clone()) / size))
         taken = {key: part for key, part in method.named_parameters() if part.requires_grad}
         gradients.append({key: part.grad.clone() for key, part in taken.items()})
         with torch.no_grad():
             for part in taken.values():
                 part -= 0.05 * part.grad
                 part.grad = None
-        method.finish_step(step, STEPS)
+        method.after_step(step, STEPS)
     state = {key: value.clone() for key, value in method.state_dict().items()}
     return {"losses": losses, "gradients": gradients, "state": state}
 

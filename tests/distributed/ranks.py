@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tests.faults.zygote import ONE_THREAD, Zygote
+from tests.reliability.zygote import ONE_THREAD, Zygote
 
 _GRACE_SECONDS = 30.0
 """What torchrun gives the others when one of its processes has failed."""

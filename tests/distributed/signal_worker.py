@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from snclr.cli import main
-from snclr.train import loop
+from snclr.cli.main import main
+from snclr.train.pretrain_task import PretrainTask
 
-inner = loop.training_step
+inner = PretrainTask.training_step
 
 
 def signal_after(step, whom, number, notes):
@@ -24,7 +24,7 @@ def signal_after(step, whom, number, notes):
             os.kill(os.getpid() if whom == "self" else os.getppid(), number)
         return result
 
-    loop.training_step = training_step
+    PretrainTask.training_step = training_step
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-from snclr.config import resolve
-from snclr.distributed import gather, gather_objects, sum_over_processes
+from snclr.checkpoint.run_dir import RunDir
+from snclr.distributed.collectives import all_gather, all_gather_objects, all_reduce_sum
 from snclr.train import pretrain as p
-from snclr.train.loop import training_step
-from snclr.train.run_folder import RunFolder
+from snclr.train.config import resolve
 
 SETTINGS = {
     "recipe": "demo", "data": "demo", "out": "unused", "epochs": 1, "workers": 0, "warmup_epochs": 0,
@@ -29,12 +28,12 @@ def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: i
     stem = "half" if "resnet" in encoder else "auto"
     sizes = {"encoder": encoder, "stem": stem, "batch_size": batch_size, "image_size": image_size}
     config = resolve({**SETTINGS, **sizes, "precision": precision, "optimizer": optimizer, "lr": RATES[optimizer]})
-    fabric = p.launch(config)
+    fabric = p.launch_run(config)
     torch.set_num_threads(1)
-    source = p.open_data(config.data)
-    loader = p.build_loader(config, source, fabric)
+    dataset = p.open_data(config.data)
+    loader = p.build_loader(config, dataset, fabric)
     method = p.build_method(config, p.encoder_spec(config))
-    training = p.prepare(config, fabric, RunFolder(config.out), source, loader, method, None)
+    training = p.prepare(config, fabric, RunDir(config.out), dataset, loader, method)
     ids, views, losses, gradients = [], [], [], []
     inner = training.optimizer.step
 
@@ -45,15 +44,15 @@ def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: i
         return inner(*args, **kwargs)
 
     def note_loss(_module, _arguments, output):  # before Fabric hands a loss of double precision on in single
-        losses.append(float(sum_over_processes(output.loss.detach().double().clone()) / fabric.world_size))
+        losses.append(float(all_reduce_sum(output.loss.detach().double().clone()) / fabric.world_size))
 
     training.optimizer.step = step_and_note
     training.core.register_forward_hook(note_loss)
     for batch in loader.batches(0, steps):
-        training_step(training, batch)
-        ids.append(gather(batch.ids))
+        training.training_step(batch)
+        ids.append(all_gather(batch.ids))
         rows = [[hashlib.sha256(row.contiguous().numpy().tobytes()).hexdigest() for row in v] for v in batch.views]
-        views.append([[*chain.from_iterable(parts)] for parts in zip(*gather_objects(rows), strict=True)])
+        views.append([[*chain.from_iterable(parts)] for parts in zip(*all_gather_objects(rows), strict=True)])
     return {
         "ids": torch.stack(ids), "views": views, "losses": losses, "gradients": gradients,
         "state": training.core.state_dict(),

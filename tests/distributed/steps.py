@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.distributed.ranks import run
-from tests.faults.harness import Workshop
+from tests.reliability.harness import Workshop
 
 WORKER = str(Path(__file__).parent / "step_worker.py")
 Played = dict[str, Any]

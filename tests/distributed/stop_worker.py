@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 
-from snclr.cli import main
-from snclr.train import loop
+from snclr.cli.main import main
+from snclr.train.pretrain_task import PretrainTask
 
-inner = loop.training_step
+inner = PretrainTask.training_step
 stop_after = 0
 
 
@@ -23,5 +23,5 @@ def training_step(t, batch):
 
 if __name__ == "__main__":
     stop_after = int(sys.argv[1])
-    loop.training_step = training_step
+    PretrainTask.training_step = training_step
     sys.exit(main(sys.argv[2:]))

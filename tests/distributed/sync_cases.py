@@ -1,4 +1,4 @@
-"""Layers and inputs for the test of synchronised batch norm; uneven shares, so that counts matter."""
+"""Layers and inputs for the test of synchronized batch norm; uneven shares, so that counts matter."""
 
 import torch
 from torch import nn

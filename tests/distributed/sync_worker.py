@@ -1,4 +1,4 @@
-"""Run by torchrun: our synchronised batch norm on each process's rows, its results gathered and written to a file."""
+"""Run by torchrun: our synchronized batch norm on each process's rows, its results gathered and written to a file."""
 
 import sys
 
@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from snclr.distributed import gather, gather_rows, sum_over_processes
-from snclr.sync_batch_norm import CpuSyncBatchNorm, synchronise_batch_norm
+from snclr.distributed.collectives import all_gather, all_gather_rows, all_reduce_sum
+from snclr.distributed.sync_batch_norm import CpuSyncBatchNorm, synchronize_batch_norm
 from tests.distributed.sync_cases import CASES, build, rows_of
 
 
@@ -18,17 +18,17 @@ def main(out: str) -> None:
     for name in CASES:
         norm, x, weight = build(name)
         mine = rows_of(len(x), rank, size)
-        layer = synchronise_batch_norm(nn.Sequential(norm))[0]
+        layer = synchronize_batch_norm(nn.Sequential(norm))[0]
         assert isinstance(layer, CpuSyncBatchNorm)
         x = x[mine].requires_grad_()
         y = layer(x)
         (y * weight[mine]).sum().backward()
         found[name] = {
-            "output": gather_rows(y.detach()), "input": gather_rows(x.grad), "state": layer.state_dict(),
-            "parameters": [sum_over_processes(part.grad.clone()) for part in layer.parameters()],
-            "evaluated": gather_rows(layer.eval()(x).detach()),
+            "output": all_gather_rows(y.detach()), "input": all_gather_rows(x.grad), "state": layer.state_dict(),
+            "parameters": [all_reduce_sum(part.grad.clone()) for part in layer.parameters()],
+            "evaluated": all_gather_rows(layer.eval()(x).detach()),
         }  # fmt: skip
-    assert gather(torch.tensor([rank])).tolist() == list(range(size))
+    assert all_gather(torch.tensor([rank])).tolist() == list(range(size))
     if rank == 0:
         torch.save(found, out)
     dist.destroy_process_group()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from snclr.comparison.plan import Entry, Evaluation, make_run
-from snclr.comparison.store import Records
+from snclr.benchmark.plan import Entry, Evaluation, make_run
+from snclr.benchmark.records import Records
+from tests.helpers import tiny_run
 
-tiny_run = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "tiny_run.py")))
 SMALL = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 1, "warmup_epochs": 0,
     "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "workers": 0, "accelerator": "cpu",
@@ -36,7 +34,7 @@ def test_an_undisturbed_run_on_two_processes_is_one_attempt(tmp_path: Path) -> N
     }  # fmt: skip
     folder.parent.mkdir()
     (tmp_path / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "snclr.comparison.worker", str(tmp_path / "job.json")]
+    command = [sys.executable, "-m", "snclr.benchmark.worker", str(tmp_path / "job.json")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.wait(timeout=240) == 0, process.stderr.read()
     lines = [json.loads(line) for line in Path(job["attempts"]).read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Shards behind an address, end to end: one and two processes, a kill, a network that goes away, a stop meanwhile."""
+"""Remote shards, end to end: one and two ranks, a kill, a network outage, and a stop during it."""
 
 import contextlib
 import json
@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from snclr.commands.pack import pack
-from snclr.data.shards import WINDOW
-from snclr.train.checkpoint import latest_checkpoint
+from snclr.api.pack import pack
+from snclr.checkpoint.format import latest_checkpoint
+from snclr.data.shards.dataset import WINDOW
 from tests.distributed.ranks import snclr
-from tests.web import serving
+from tests.helpers.web import serving
 
 TINY = (
     "pretrain", "--recipe", "demo", "--batch-size", 8, "--epochs", 2, "--image-size", 16, "--queue-length", 30,
@@ -28,12 +28,12 @@ TINY = (
 )  # fmt: skip
 IMAGES, SHARDS = 120, 20
 STEPS = 2 * IMAGES // 8
-PATIENCE = 240.0
+TIMEOUT = 240.0
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Twenty small shards, more than are mixed at a time, on a web server."""
+    """Serve twenty small shards, more than the shuffle window holds."""
     top = tmp_path_factory.mktemp("web")
     generator = np.random.default_rng(0)
     for index in range(IMAGES):
@@ -49,15 +49,15 @@ def site(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Each test fetches for itself."""
+    """Use a separate cache for each test."""
     monkeypatch.setenv("SNCLR_CACHE", str(tmp_path / "cache"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(site, tmp_path_factory):
-    top = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(site, tmp_path_factory):
+    top = tmp_path_factory.mktemp("uninterrupted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SNCLR_CACHE", str(top / "cache"))
         snclr(1, *command(site, top / "run", workers=0))
@@ -70,10 +70,10 @@ def command(site, out, *, workers):
 
 @contextlib.contextmanager
 def started(site, out, *, workers):
-    """A run in a process group of its own, as a shell starts one; what it says goes to a file."""
+    """Start a run in its own process group, with stderr in a file."""
     arguments = [sys.executable, "-m", "snclr", *map(str, command(site, out, workers=workers))]
-    with open(out.with_suffix(".txt"), "wb") as said:
-        process = subprocess.Popen(arguments, stderr=said, start_new_session=True)
+    with open(out.with_suffix(".txt"), "wb") as printed:
+        process = subprocess.Popen(arguments, stderr=printed, start_new_session=True)
     try:
         yield process
     finally:
@@ -84,7 +84,7 @@ def started(site, out, *, workers):
 
 @contextlib.contextmanager
 def few_shards(site, count):
-    """So many can be had, then the server is unwell: a run inside the block cannot reach its end."""
+    """Allow `count` downloads, then answer 503, so that a run inside the block cannot finish."""
     site.allowed = count
     try:
         yield
@@ -93,7 +93,7 @@ def few_shards(site, count):
 
 
 def wait_until(process, out, ready):
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not ready():
         assert process.poll() is None, f"it ended with {process.returncode}: {out.with_suffix('.txt').read_text()}"
         assert time.monotonic() < deadline
@@ -110,51 +110,51 @@ def last_step(out):
     return int(found[-1]) if found else 0
 
 
-def assert_same_end(out, undisturbed):
-    """The same encoder to the bit, by the same losses."""
-    assert (out / "encoder.safetensors").read_bytes() == (undisturbed / "encoder.safetensors").read_bytes()
-    assert losses(out) == losses(undisturbed)
+def assert_same_result(out, uninterrupted):
+    """Check that the encoder is bit-identical and the losses are equal."""
+    assert (out / "encoder.safetensors").read_bytes() == (uninterrupted / "encoder.safetensors").read_bytes()
+    assert losses(out) == losses(uninterrupted)
 
 
-def test_two_processes_do_what_one_does(site, undisturbed, tmp_path):
+def test_two_ranks_give_the_result_of_one(site, uninterrupted, tmp_path):
     site.log.clear()
     snclr(2, *command(site, tmp_path / "run", workers=0))
-    assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed), rel=1e-6)
-    assert len(losses(undisturbed)) == STEPS
-    runs = (undisturbed, tmp_path / "run")
+    assert losses(tmp_path / "run") == pytest.approx(losses(uninterrupted), rel=1e-6)
+    assert len(losses(uninterrupted)) == STEPS
+    runs = (uninterrupted, tmp_path / "run")
     one, two = (latest_checkpoint(run / "checkpoints", lambda text: pytest.fail(text)) for run in runs)
     ids = "method/criterion.queue.ids"  # the images of the last batches, in their order
     assert torch.equal(one.tensors[ids], two.tensors[ids])
     expected, found = (load_file(run / "encoder.safetensors") for run in runs)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-8)
-    assert site.fetched(".tar") == SHARDS  # each once, for both
+    assert site.fetched(".tar") == SHARDS  # each once for both ranks
 
 
-def test_a_killed_run_goes_on_to_the_same_end(site, undisturbed, tmp_path):
+def test_a_killed_run_resumes_to_the_same_result(site, uninterrupted, tmp_path):
     out = tmp_path / "run"
     with few_shards(site, 17), started(site, out, workers=1) as process:
-        wait_until(process, out, lambda: last_step(out) >= 5)  # one step behind a checkpoint
+        wait_until(process, out, lambda: last_step(out) >= 5)  # one step after a checkpoint
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     snclr(1, "pretrain", "--resume", "--out", out)
-    assert_same_end(out, undisturbed)
+    assert_same_result(out, uninterrupted)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_network_that_goes_away_is_waited_for_and_a_stop_is_not_delayed(site, undisturbed, tmp_path, workers):
+def test_an_outage_is_retried_and_does_not_delay_a_stop(site, uninterrupted, tmp_path, workers):
     out = tmp_path / "run"
-    said = out.with_suffix(".txt")
+    printed = out.with_suffix(".txt")
     with few_shards(site, 14), started(site, out, workers=workers) as process:
-        wait_until(process, out, lambda: last_step(out) >= 1 and "waiting for it, at most" in said.read_text())
+        wait_until(process, out, lambda: last_step(out) >= 1 and "retrying for" in printed.read_text())
         os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does
         began = time.monotonic()
         process.wait(timeout=60)
         took = time.monotonic() - began
-    assert process.returncode == 143, said.read_text()
+    assert process.returncode == 143, printed.read_text()
     assert took < 20, f"the stop took {took:.1f} s"
-    assert "Traceback" not in said.read_text()
-    assert "everything is saved" in said.read_text()
+    assert "Traceback" not in printed.read_text()
+    assert "everything is saved" in printed.read_text()
     if workers == 0:  # once is enough
         snclr(1, "pretrain", "--resume", "--out", out)
-        assert_same_end(out, undisturbed)
+        assert_same_result(out, uninterrupted)

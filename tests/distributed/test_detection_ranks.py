@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.distributed import patience_worker
+from tests.distributed import fault_worker
 from tests.distributed.ranks import run as start
 from tests.distributed.ranks import snclr
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-import tiny_coco
+from tests.helpers import tiny_coco
 
 FLAGS = (
     "--iterations=3", "--batch-size=2", "--short-side=48-64", "--long-side=80", "--width=8", "--rois=16",
@@ -65,6 +62,6 @@ def test_processes_that_see_other_annotations_are_told_so(places, tmp_path):
     shutil.copytree(data, tmp_path / "here" / "data")
     tiny_coco.write(tmp_path / "there" / "data", train=5, val=5)
     words = ("apart", str(tmp_path / "there"), "detect", str(run), "--data", "data", *FLAGS)
-    done = start(2, str(patience_worker.__file__), *words, cwd=tmp_path / "here")
+    done = start(2, str(fault_worker.__file__), *words, cwd=tmp_path / "here")
     assert done.returncode == 2, done.stderr[-2000:]
-    assert done.stderr.count("snclr detect: process 1 sees other images in data than process 0") == 1
+    assert done.stderr.count("snclr detect: rank 1 has different images in data than rank 0") == 1

@@ -1,9 +1,8 @@
-"""Evaluations give one answer, whether one process computes it or two."""
+"""Evaluations give the same result on one rank and on two."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
 import signal
 from pathlib import Path
@@ -13,19 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snclr.commands.evaluation import data_of
-from snclr.evaluate.results import read_results
-from tests.distributed import evaluation_worker, patience_worker
+from snclr.evaluation.results import read_results
+from snclr.evaluation.session import data_of
+from tests.distributed import evaluation_worker, fault_worker
 from tests.distributed.ranks import run as start
 from tests.distributed.ranks import torchrun
+from tests.helpers import tiny_run
 
-tiny_run = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "unit" / "tiny_run.py")))
 
+class Outcome(SimpleNamespace):
+    """The results of one world size."""
 
-class Answers(SimpleNamespace):
-    """What one number of processes found."""
-
-    found: dict[str, Any]
+    results: dict[str, Any]
     run: Path
     out: Path
 
@@ -37,77 +35,77 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Answers, Answers]:
+def outcomes(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Outcome]:
     both = []
-    for processes in (1, 2):
-        place = tmp_path_factory.mktemp(f"on{processes}")
-        run = Path(shutil.copytree(trained, place / "run"))
-        if processes == 1:
-            evaluation_worker.measure(run, place)
+    for world_size in (1, 2):
+        folder = tmp_path_factory.mktemp(f"ranks{world_size}")
+        run = Path(shutil.copytree(trained, folder / "run"))
+        if world_size == 1:
+            evaluation_worker.measure(run, folder)
         else:
-            done = start(2, str(evaluation_worker.__file__), str(run), str(place), timeout=280)
+            done = start(2, str(evaluation_worker.__file__), str(run), str(folder), timeout=280)
             assert done.returncode == 0, done.stderr[-3000:]
-        both.append(Answers(found=json.loads((place / "results.json").read_text()), run=run, out=place))
+        both.append(Outcome(results=json.loads((folder / "results.json").read_text()), run=run, out=folder))
     return both[0], both[1]
 
 
-def test_frozen_encoders_give_the_same_answer_to_the_last_bit(answers: tuple[Answers, Answers]) -> None:
-    one, two = answers
+def test_frozen_encoders_give_bit_identical_results(outcomes: tuple[Outcome, Outcome]) -> None:
+    one, two = outcomes
     with np.load(one.out / "features.npz") as ours, np.load(two.out / "features.npz") as theirs:
         assert ours["keys"].tolist() == theirs["keys"].tolist()
         np.testing.assert_array_equal(ours["features"], theirs["features"])
     for name in ("knn", "linear", "probe"):
-        mine, other = ({**a.found[name], "time": None} for a in answers)
+        mine, other = ({**a.results[name], "time": None} for a in outcomes)
         assert mine == other, name
-    assert one.found["embed"]["skipped"] == two.found["embed"]["skipped"]
-    assert len(one.found["embed"]["skipped"]) == 1
+    assert one.results["embed"]["skipped"] == two.results["embed"]["skipped"]
+    assert len(one.results["embed"]["skipped"]) == 1
 
 
-def test_neighbours_are_the_same(answers: tuple[Answers, Answers]) -> None:
-    one, two = (a.found["neighbors"] for a in answers)
+def test_neighbors_are_the_same(outcomes: tuple[Outcome, Outcome]) -> None:
+    one, two = (a.results["neighbors"] for a in outcomes)
     assert one["rows"] == two["rows"]
     assert one["same_class_by_rank"] == two["same_class_by_rank"]
     assert one["protocol"] == two["protocol"]
     assert "learned f1 and f2" in one["protocol"]
 
 
-def test_fine_tuning_is_the_same_to_rounding(answers: tuple[Answers, Answers]) -> None:
-    one, two = answers
+def test_fine_tuning_is_equal_up_to_rounding(outcomes: tuple[Outcome, Outcome]) -> None:
+    one, two = outcomes
     with np.load(one.out / "weights.npz") as ours, np.load(two.out / "weights.npz") as theirs:
         assert ours.files == theirs.files
         for name in ours.files:
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
-    assert one.found["finetune"]["numbers"] == two.found["finetune"]["numbers"]
-    assert one.found["finetune"]["protocol"] == two.found["finetune"]["protocol"]
-    assert one.found["finetune"]["skipped"] == two.found["finetune"]["skipped"]
+    assert one.results["finetune"]["numbers"] == two.results["finetune"]["numbers"]
+    assert one.results["finetune"]["protocol"] == two.results["finetune"]["protocol"]
+    assert one.results["finetune"]["skipped"] == two.results["finetune"]["skipped"]
 
 
-def test_each_result_is_written_once(answers: tuple[Answers, Answers]) -> None:
-    for a in answers:
+def test_each_result_is_written_once(outcomes: tuple[Outcome, Outcome]) -> None:
+    for a in outcomes:
         kinds = [result["kind"] for result in read_results(a.run)]
         assert kinds == ["knn", "linear-cached", "linear-paper", "finetune", "neighbors"]
         left = sorted(path.name for path in (a.run / "evaluation").iterdir())
         assert left == ["features"]
 
 
-def test_the_command_line_prints_once(answers: tuple[Answers, Answers]) -> None:
-    one, _ = answers
+def test_the_command_line_prints_once(outcomes: tuple[Outcome, Outcome]) -> None:
+    one, _ = outcomes
     done = start(2, "-m", "snclr", "knn", str(one.run), "--k", "7", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = done.stdout.splitlines()
-    assert json.loads(line)["numbers"] == one.found["knn"]["numbers"]
+    assert json.loads(line)["numbers"] == one.results["knn"]["numbers"]
 
 
-def test_bad_input_is_said_once(trained: Path) -> None:
+def test_bad_input_is_reported_once(trained: Path) -> None:
     done = start(2, "-m", "snclr", "knn", str(trained), "--test", str(trained))
     assert done.returncode != 0
     assert done.stderr.count("snclr knn: ") == 1
     assert "Traceback" not in done.stderr.split("snclr knn: ")[0]
 
 
-def test_an_odd_number_of_labels_is_shared_and_a_list_that_cannot_be_written_stops_both(trained: Path) -> None:
-    words = ("-m", "snclr", "finetune", str(trained), "--epochs", "1")
-    done = start(2, *words, "--labels", "17%", "--json")
+def test_an_odd_number_of_labels_is_shared_and_an_unwritable_list_ends_both_ranks(trained: Path) -> None:
+    argv = ("-m", "snclr", "finetune", str(trained), "--epochs", "1")
+    done = start(2, *argv, "--labels", "17%", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads(done.stdout.splitlines()[-1])
     images = len((trained / record["list"]).read_text().splitlines())
@@ -115,7 +113,7 @@ def test_an_odd_number_of_labels_is_shared_and_a_list_that_cannot_be_written_sto
     assert record["settings"]["batch_size"] == images - 1
     in_the_way = trained / "finetune-50pct-seed0.txt"  # of the list
     in_the_way.mkdir()
-    done = start(2, *words, "--labels", "50%")
+    done = start(2, *argv, "--labels", "50%")
     in_the_way.rmdir()
     assert done.returncode != 0
     assert "snclr finetune: cannot write" in done.stderr
@@ -124,22 +122,22 @@ def test_an_odd_number_of_labels_is_shared_and_a_list_that_cannot_be_written_sto
 
 
 READERS = [("1", "knn", "--no-cache"), ("40", "finetune", "--labels", "50%", "--epochs", "4")]
-"""Which of the images that the second process reads it waits for, and in what."""
+"""The image at which rank 1 waits, and the command."""
 
 
 @pytest.mark.parametrize("command", READERS, ids=["knn", "finetune"])
-def test_what_one_process_cannot_read_ends_both_and_the_first_says_why(trained: Path, command: tuple[str, ...]) -> None:
+def test_a_read_error_of_one_rank_ends_both_and_is_reported_once(trained: Path, command: tuple[str, ...]) -> None:
     image, name, *flags = command
-    done = start(2, str(patience_worker.__file__), "unreadable", image, name, str(trained), *flags, timeout=120)
+    done = start(2, str(fault_worker.__file__), "unreadable", image, name, str(trained), *flags, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
-    said = f"snclr {name}: process 1 failed, and all stop with it: the network is away"
-    assert done.stderr.count(said) == 1, done.stderr[-3000:]
+    message = f"snclr {name}: rank 1 failed: the network is away"
+    assert done.stderr.count(message) == 1, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("command", READERS, ids=["knn", "finetune"])
-def test_a_stop_of_one_process_that_waits_for_its_images_stops_both(trained: Path, command: tuple[str, ...]) -> None:
+def test_a_stop_of_a_rank_that_waits_for_images_stops_both(trained: Path, command: tuple[str, ...]) -> None:
     image, name, *flags = command
-    done = start(2, str(patience_worker.__file__), "waiting", image, name, str(trained), *flags, timeout=120)
+    done = start(2, str(fault_worker.__file__), "waiting", image, name, str(trained), *flags, timeout=120)
     assert done.returncode == 143, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     again = start(2, "-m", "snclr", name, str(trained), *flags, "--json", timeout=120)
@@ -158,8 +156,8 @@ OPENERS = [
 
 
 @pytest.fixture
-def elsewhere(trained: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Two machines: on the first the run's images are in photos/, on the second there is nothing yet."""
+def two_nodes(trained: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """The working directories of two nodes; only the first has the run's images, in photos/."""
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
     shutil.copytree(data_of(trained), here / "photos")
@@ -167,59 +165,59 @@ def elsewhere(trained: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("command", OPENERS, ids=lambda command: command[0])
-def test_what_one_process_cannot_open_ends_both_and_the_first_says_why(
-    trained: Path, elsewhere: tuple[Path, Path], command: tuple[str, ...]
+def test_a_dataset_missing_on_one_rank_ends_both_and_is_reported_once(
+    trained: Path, two_nodes: tuple[Path, Path], command: tuple[str, ...]
 ) -> None:
-    here, there = elsewhere
+    here, there = two_nodes
     name, *flags = command
-    words = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
-    done = start(2, str(patience_worker.__file__), *words, cwd=here, timeout=120)
+    argv = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
+    done = start(2, str(fault_worker.__file__), *argv, cwd=here, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
-    said = f"snclr {name}: process 1 failed, and all stop with it: no data set found for 'photos'"
-    assert done.stderr.count(said) == 1, done.stderr[-3000:]
+    message = f"snclr {name}: rank 1 failed: no dataset found for 'photos'"
+    assert done.stderr.count(message) == 1, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [*OPENERS[:1], *OPENERS[2:4]], ids=lambda command: command[0])
-def test_processes_that_see_other_images_are_told_so(
-    trained: Path, elsewhere: tuple[Path, Path], command: tuple[str, ...]
+def test_ranks_with_different_images_are_rejected(
+    trained: Path, two_nodes: tuple[Path, Path], command: tuple[str, ...]
 ) -> None:
-    here, there = elsewhere
+    here, there = two_nodes
     name, *flags = command
     shutil.copytree(here / "photos", there / "photos")
     next((there / "photos").glob("*/*.png")).unlink()
-    words = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
-    done = start(2, str(patience_worker.__file__), *words, cwd=here, timeout=120)
+    argv = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
+    done = start(2, str(fault_worker.__file__), *argv, cwd=here, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
-    assert done.stderr.count(f"snclr {name}: process 1 sees other ") == 1, done.stderr[-3000:]
+    assert done.stderr.count(f"snclr {name}: rank 1 has different ") == 1, done.stderr[-3000:]
 
 
-def test_processes_that_see_another_run_are_told_so(trained: Path, elsewhere: tuple[Path, Path]) -> None:
-    here, there = elsewhere
+def test_ranks_with_different_runs_are_rejected(trained: Path, two_nodes: tuple[Path, Path]) -> None:
+    here, there = two_nodes
     shutil.copytree(trained, here / "run")
     tiny_run.train(here / "photos", there / "run", seed=5)
-    words = ("apart", str(there), "knn", "run", "--data", str(here / "photos"))
-    done = start(2, str(patience_worker.__file__), *words, cwd=here, timeout=120)
+    argv = ("apart", str(there), "knn", "run", "--data", str(here / "photos"))
+    done = start(2, str(fault_worker.__file__), *argv, cwd=here, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
-    assert done.stderr.count("snclr knn: process 1 sees other weights in run than process 0") == 1, done.stderr[-3000:]
+    assert done.stderr.count("snclr knn: rank 1 has different weights in run than rank 0") == 1, done.stderr[-3000:]
 
 
-def test_a_stop_of_one_process_that_opens_its_images_stops_both(trained: Path) -> None:
-    done = start(2, str(patience_worker.__file__), "opening", "0", "knn", str(trained), timeout=120)
+def test_a_stop_of_a_rank_that_opens_its_images_stops_both(trained: Path) -> None:
+    done = start(2, str(fault_worker.__file__), "opening", "0", "knn", str(trained), timeout=120)
     assert done.returncode == 143, done.stderr[-3000:]
     assert done.stderr.count("stopped by SIGTERM") == 1, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
 
 
-def test_a_process_that_falls_silent_ends_the_evaluation_and_is_named(trained: Path) -> None:
-    done = start(2, str(patience_worker.__file__), "silent", "12", "knn", str(trained), "--no-cache", timeout=120)
+def test_a_hanging_rank_ends_the_evaluation_and_is_named(trained: Path) -> None:
+    done = start(2, str(fault_worker.__file__), "hang", "12", "knn", str(trained), "--no-cache", timeout=120)
     assert done.returncode != 0
-    assert "process 1 on " in done.stderr, done.stderr[-3000:]
-    assert "has shown no sign of life for 12 seconds" in done.stderr, done.stderr[-3000:]
+    assert "snclr knn: rank 0 lost the connection" in done.stderr, done.stderr[-3000:]
+    assert "Ranks that do not respond: 1." in done.stderr, done.stderr[-3000:]
 
 
-def test_an_evaluation_does_not_outlive_its_agent(trained: Path) -> None:
-    # Its processes hold the pipes that are read here: this comes back when the last of them has gone.
-    done = torchrun(2, str(patience_worker.__file__), "deserted", "0", "knn", str(trained), "--no-cache", timeout=120)
+def test_an_evaluation_ends_with_its_agent(trained: Path) -> None:
+    # The ranks hold the pipes that are read here, so this returns when the last of them has ended.
+    done = torchrun(2, str(fault_worker.__file__), "agent", "0", "knn", str(trained), "--no-cache", timeout=120)
     assert done.returncode == -signal.SIGKILL
-    assert done.stderr.count("the process that started this one is gone") == 2, done.stderr[-3000:]
+    assert done.stderr.count("stopped by SIGTERM") == 1, done.stderr[-3000:]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.harness import Workshop
-from tests.faults.promises import PROMISES, Promise
+from tests.reliability.harness import Workshop
+from tests.reliability.promises import PROMISES, Promise
 
 SEVERAL = [promise for promise in PROMISES if promise.several]
 

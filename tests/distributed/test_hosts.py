@@ -1,5 +1,5 @@
 """Two hosts with a cable between them: they train as one, a cut cable ends the job and names who is missing, and the
-same command goes on afterwards, bit for bit."""
+same command goes on afterward, bit for bit."""
 
 import sys
 
@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from snclr import pretrain
-from tests.distributed.hosts import PATIENCE, SETTINGS, Hosts, Job, cut_and_restart, end_of, why_not
+from tests.distributed.hosts import HANG_SECONDS, SETTINGS, Hosts, Job, cut_and_restart, end_of, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * HANG_SECONDS)]
 
 
 @pytest.fixture(scope="module")

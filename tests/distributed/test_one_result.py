@@ -7,7 +7,7 @@ from tests.distributed.steps import assert_same_weights, largest_difference, pla
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test of each number of processes waits for them
 
-# precision : steps : optimiser : encoder : batch : image size
+# precision : steps : optimizer : encoder : batch : image size
 VIT, RESNET = "32:1:sgd:vit_small:64:32", "32:1:sgd:resnet10-tiny:64:32"
 EXACT_RESNET = RESNET.replace("32:", "64:", 1)
 DOUBLE = "64:3:adamw:resnet10-tiny:16:16"

@@ -1,18 +1,19 @@
-"""The cache folder: indexes of large sets and copies of remote shards. All of it may be deleted at any time."""
+"""The cache folder: indexes of large datasets and copies of remote shards. It may be deleted at any time."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import numpy.typing as npt
-
-from snclr.data.packed import Arrays, arrays_from_bytes, arrays_to_bytes
-from snclr.durable import write_atomic
 from snclr.errors import UserError
+from snclr.io.atomic import write_atomic
+from snclr.io.hashing import sha256_text
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -20,22 +21,36 @@ _DEFAULT_LIMIT = "200GB"
 
 
 def cache_folder() -> Path | None:
-    """The folder named by SNCLR_CACHE, else `snclr` in $XDG_CACHE_HOME or ~/.cache; None with SNCLR_CACHE=off."""
-    given = os.environ.get("SNCLR_CACHE", "")
-    if given.lower() == "off":
+    """Return SNCLR_CACHE, else `snclr` in $XDG_CACHE_HOME or ~/.cache; None if SNCLR_CACHE is `off`."""
+    value = os.environ.get("SNCLR_CACHE", "")
+    if value.lower() == "off":
         return None
-    if given:
-        return Path(given).expanduser()
+    return Path(value).expanduser() if value else user_cache()
+
+
+def user_cache() -> Path:
+    """Return `snclr` in $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snclr"
 
 
+def cache_path(kind: str, *key: str) -> Path | None:
+    """Return the path of a cache entry of one kind, named by a hash of its key; None without a cache folder."""
+    folder = cache_folder()
+    return None if folder is None else folder / kind / cache_name(*key)
+
+
+def cache_name(*key: str) -> str:
+    """Return a file name for a key of any length and content."""
+    return sha256_text("\0".join(key))[:32]
+
+
 def cache_limit() -> int:
-    """How many bytes of remote shards are kept: SNCLR_CACHE_SIZE, else 200 GB."""
+    """Return the maximum size in bytes of cached remote shards: SNCLR_CACHE_SIZE, default 200 GB."""
     return parse_bytes(os.environ.get("SNCLR_CACHE_SIZE") or _DEFAULT_LIMIT, "SNCLR_CACHE_SIZE")
 
 
-def parse_bytes(text: str, what: str) -> int:
-    """Read a size such as `512MB`, `1.5G` or `4096` (a K is 1,000 bytes); `what` names it in the error.
+def parse_bytes(text: str, option: str) -> int:
+    """Parse a size such as `512MB`, `1.5G` or `4096` (K = 1,000 bytes); `option` is named in the error.
 
     >>> parse_bytes("512MB", "--shard-size")
     512000000
@@ -47,39 +62,30 @@ def parse_bytes(text: str, what: str) -> int:
         if not 1 <= value < 2**62:
             raise ValueError
     except ValueError:
-        raise UserError(f"{what} is {text!r}; give a number of bytes above 0, such as 4096, 512MB or 1.5GB") from None
+        raise UserError(f"{option} is {text!r}; give a number of bytes above 0, such as 4096, 512MB or 1.5GB") from None
     return int(value)
 
 
-def seal(path: Path, arrays: Arrays) -> None:
-    """Write arrays with their hash, whole or not at all; a cache that cannot be written is a warning, not an error."""
-    data = arrays_to_bytes(arrays)
+def save_cached(path: Path | None, data: bytes) -> None:
+    """Write a cache entry with its hash, atomically; a cache that is not writable gives a warning."""
+    if path is None:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
     except (OSError, UserError) as error:
-        _log.warning("the cache %s cannot be written (%s); the work will be done again next time", path, error)
+        _log.warning("the index %s cannot be written (%s); it will be built again next time", path, error)
 
 
-def unseal(path: Path) -> dict[str, npt.NDArray[Any]] | None:
-    """Read what `seal` wrote; None where there is nothing, or, with a warning, where it is damaged."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+def load_cached(path: Path | None, parse: Callable[[bytes], Result]) -> Result | None:
+    """Parse what `save_cached` wrote; None if it does not exist, or, with a warning, if it is damaged."""
+    if path is None or not path.exists():
         return None
-    except OSError as error:
-        _log.warning("the cache %s cannot be read (%s); it is made again", path, error)
-        return None
-    digest, _, data = content.partition(b"\n")
     try:
+        digest, _, data = path.read_bytes().partition(b"\n")
         if digest != hashlib.sha256(data).hexdigest().encode():
-            raise ValueError("its hash is wrong")
-        return arrays_from_bytes(data)
-    except ValueError as error:
-        _log.warning("the cache %s is damaged (%s); it is made again", path, error)
+            raise ValueError("wrong hash")
+        return parse(data)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        _log.warning("the index %s is damaged (%s); it will be built again", path, error)
         return None
-
-
-def cache_name(*parts: str) -> str:
-    """A file name for some text of any length and content."""
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""From a file anyone may have written to an RGB picture, or a BadImage that says why not.
+"""Decode untrusted image files to RGB arrays; every failure is a BadImage.
 
-Safe: only formats that plain decoders read are opened (never one that starts another program, like EPS), and nothing is
-decoded before its size is checked. Every failure is a BadImage, whatever Pillow raised.
+Only formats with a plain decoder are opened (never EPS, which starts another program), and the size is checked before
+decoding.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-Picture = npt.NDArray[np.uint8]
+RGBImage = npt.NDArray[np.uint8]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (
     *(".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm"),
     *(".tif", ".tiff", ".webp"),
 )
-MAX_PIXELS = 100_000_000  # 300 MB as RGB: above any camera, below what would exhaust a worker's memory
+MAX_PIXELS = 100_000_000  # 300 MB as RGB: above any camera, below the memory of a worker
 
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSE = {
@@ -39,17 +39,17 @@ _TRANSPOSE = {
 
 
 class BadImage(Exception):
-    """A file that cannot be used as an image; `reason` is one line for people."""
+    """A file that is not a usable image; `reason` is one line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-def decode(path: str | Path, min_side: int | None = None) -> Picture:
-    """Read an image file as uint8 (H, W, 3) RGB: upright, the first frame, transparency on white.
+def decode(path: str | Path, min_side: int | None = None) -> RGBImage:
+    """Decode a file to uint8 (H, W, 3) RGB: EXIF-rotated, the first frame, transparency on white.
 
-    With `min_side`, a JPEG may come at 1/2, 1/4 or 1/8 of its size, its short side never below `min_side`.
+    With `min_side`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, with a short side of at least `min_side`.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -60,8 +60,8 @@ def decode(path: str | Path, min_side: int | None = None) -> Picture:
         raise BadImage(f"cannot be read: {error.strerror or error}") from error
 
 
-def decode_stream(file: BinaryIO, min_side: int | None = None) -> Picture:
-    """Do what `decode` does, from an open, seekable binary file."""
+def decode_stream(file: BinaryIO, min_side: int | None = None) -> RGBImage:
+    """Decode an open, seekable binary file like `decode`."""
     if not file.read(1):
         raise BadImage("empty file")
     file.seek(0)
@@ -75,20 +75,20 @@ def decode_stream(file: BinaryIO, min_side: int | None = None) -> Picture:
     except Image.DecompressionBombError as error:
         raise BadImage("far too many pixels") from error
     except Exception as error:
-        # Pillow's decoders raise almost anything on damaged data: OSError, SyntaxError, ValueError, struct.error …
+        # Pillow's decoders raise many types on damaged data: OSError, SyntaxError, ValueError, struct.error …
         raise BadImage(f"damaged: {type(error).__name__}: {_one_line(error)}") from error
 
 
-def _to_rgb(image: Image.Image, min_side: int | None) -> Picture:
+def _to_rgb(image: Image.Image, min_side: int | None) -> RGBImage:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImage(f"{width}×{height} is more than {MAX_PIXELS} pixels")
     if width < 1 or height < 1:
         raise BadImage(f"no pixels ({width}×{height})")
     if min_side is not None:
-        image.draft(None, (min_side, min_side))  # does nothing except for JPEG
+        image.draft(None, (min_side, min_side))  # has an effect on JPEG only
     image.load()
-    turn = _TRANSPOSE.get(_orientation(image))  # read after loading: TIFF turns itself then, and drops the tag
+    transpose = _TRANSPOSE.get(_orientation(image))  # after load(), which rotates TIFF and drops the tag
     if image.mode.startswith(("I", "F")):
         image = Image.fromarray(_eight_bits(image))
     elif image.has_transparency_data:
@@ -96,21 +96,21 @@ def _to_rgb(image: Image.Image, min_side: int | None) -> Picture:
         image = Image.new("RGBA", rgba.size, "white")
         image.alpha_composite(rgba)
     image = image.convert("RGB")
-    return np.array(image if turn is None else image.transpose(turn))
+    return np.array(image if transpose is None else image.transpose(transpose))
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_EXIF_ORIENTATION, 1))
-    except Exception:  # damaged metadata says nothing about the pixels
+    except Exception:  # the pixels may be valid despite damaged metadata
         return 1
 
 
-def _eight_bits(image: Image.Image) -> Picture:
-    """Reduce a deep grey image to 8 bits: 16-bit values by their full range, 32-bit and float ones by their own."""
+def _eight_bits(image: Image.Image) -> RGBImage:
+    """Convert a gray image to 8 bits: 16-bit values by the full range, 32-bit and float values by their own range."""
     values: npt.NDArray[Any] = np.asarray(image)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format != "TIFF"):
-        # 16-bit PNG and PGM come as mode "I" from some versions of Pillow; 32-bit files are TIFF alone.
+        # Some versions of Pillow open 16-bit PNG and PGM with mode "I"; only TIFF has 32-bit values.
         return ((values.clip(0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
     low, high = float(values.min()), float(values.max())
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -119,14 +119,14 @@ def _eight_bits(image: Image.Image) -> Picture:
 
 
 def _one_line(error: Exception) -> str:
-    """Shorten a message to one line, without the addresses that `repr` of an object would put in it."""
+    """Shorten a message to one line without the memory addresses of `repr`."""
     return str(error).split(" <", 1)[0].partition("\n")[0][:200]
 
 
 class _Quiet:
-    """Silence warnings while any thread decodes: Pillow warns of harmless oddities, by the thousand in a large set.
+    """Ignore warnings while any thread decodes: Pillow warns of harmless defects in many files.
 
-    `warnings.catch_warnings` alone is wrong with threads: two that overlap may leave the filters changed for good.
+    `warnings.catch_warnings` alone is not thread-safe: overlapping blocks may leave the filters changed.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Batches of views, ready to train on: the same ones for any number of workers and ranks, from any step on.
+"""The training dataloader: batches of views that do not depend on the number of workers or ranks, from any step on.
 
-A step's crops (stage 1) are a pure function of the step, computed wherever is best: here, in a thread, or in worker
-processes. The colours (stage 2) are done here, on the training device.
+Crops (stage 1) are a pure function of the step and are computed in this process, a thread, or worker processes. Color
+transforms (stage 2) run on the training device. A plain DataLoader cannot start at any step, nor replace bad images.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from snclr.data.decode import BadImage, Picture
-from snclr.data.order import REPLACEMENT, Ids, batch_ids, steps_per_epoch, uniforms
-from snclr.data.patience import Stopped, until_stopped
-from snclr.data.sources import ArraySource, Source, is_remote, order_of
-from snclr.data.threads import threads_for
-from snclr.data.views import ViewSettings, colour_views, crop_view, crop_views
+from snclr.data.datasets.base import ArrayDataset, ImageDataset, is_remote, order_of
+from snclr.data.decode import BadImage, RGBImage
+from snclr.data.remote.retry import until_stopped
+from snclr.data.sampler import Ids, batch_ids, steps_per_epoch
+from snclr.data.transforms.rng import REPLACEMENT, uniforms
+from snclr.data.transforms.views import ViewSettings, color_views, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
 from snclr.errors import UserError
+from snclr.runtime.stop import StopRequested
+from snclr.runtime.threads import threads_for
 
-# A JPEG is decoded no smaller than this many view sizes, so that even an 8 % crop is scaled down, never up.
+# JPEGs are decoded at no less than this many times the view size, so that even an 8 % crop is not upscaled.
 _DRAFT_SIDES = 4
 _REPLACEMENT_TRIES = 100
-# Fewer bad images than this are no judgement on a large set.
+# With fewer bad images, the share of a large dataset cannot be estimated.
 _FEW_BAD = 10
 
 
@@ -45,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Skip:
-    """An image that could not be used, and why."""
+    """A bad image and the reason."""
 
     index: int
     key: str
@@ -54,7 +55,7 @@ class Skip:
 
 @dataclass
 class Crops:
-    """Stage 1 of a step: `crops` uint8 (views, n, 3, S, S) of the images `ids`, and the bad images met on the way."""
+    """Stage 1 of a step: `crops` uint8 (views, n, 3, S, S) of the images `ids`, and the reasons of bad images."""
 
     step: int
     epoch: int
@@ -63,21 +64,22 @@ class Crops:
     bad: dict[int, str]
 
     def pin_memory(self) -> Crops:
-        """Called by torch's DataLoader before a copy to a GPU."""
+        """Pin the memory; called by DataLoader."""
         self.crops = self.crops.pin_memory()
         return self
 
 
 class ViewLoader:
-    """Gives the batches of any range of training steps; `batch_size` is global, each rank gets its own rows of it.
+    """Load the batches of any range of training steps. `batch_size` is global; each rank gets its rows of it.
 
-    `views` has one ViewSettings for each view of a batch. A bad image is replaced by another, drawn from (seed, epoch,
-    its id), and listed in `skipped`; more than `max_bad_share` of them stops the run.
-    With `workers`, images in memory are prepared by a thread; files by that many processes.
+    `views` has one ViewSettings per view. A bad image is replaced by one drawn from (seed, epoch, its id) and listed in
+    `skipped`; more than `max_bad_share` of them is an error. With `workers`, images in memory are prepared by a thread,
+    files by that many processes.
 
-    >>> from snclr.data import sources, views
-    >>> source = sources.open_source("demo")
-    >>> loader = ViewLoader(source, views=views.VIEW_GROUPS["cifar"], image_size=32, batch_size=8, seed=0)
+    >>> from snclr.data.datasets import base
+    >>> from snclr.data.transforms import views
+    >>> dataset = base.open_dataset("demo")
+    >>> loader = ViewLoader(dataset, views=views.VIEW_GROUPS["cifar"], image_size=32, batch_size=8, seed=0)
     >>> batch = next(loader.batches(start=5, stop=6))
     >>> batch.step, batch.views[0].shape
     (5, torch.Size([8, 3, 32, 32]))
@@ -85,7 +87,7 @@ class ViewLoader:
 
     def __init__(
         self,
-        source: Source,
+        dataset: ImageDataset,
         *,
         views: tuple[ViewSettings, ...],
         image_size: int,
@@ -100,60 +102,60 @@ class ViewLoader:
     ) -> None:
         if image_size < 1 or workers < 0 or not 0 <= max_bad_share <= 1:
             raise UserError(
-                f"image_size={image_size}, workers={workers}, max_bad_share={max_bad_share}: the size must be at least "
-                "1, the workers at least 0, the share between 0 and 1"
+                f"image_size={image_size}, workers={workers}, max_bad_share={max_bad_share}: allowed are an image_size "
+                "of at least 1, workers of at least 0, and a max_bad_share between 0 and 1"
             )
         if batch_size % world_size:
             raise UserError(
-                f"the global batch of {batch_size} cannot be shared equally by {world_size} processes; "
+                f"the global batch size {batch_size} is not divisible by the world size {world_size}; "
                 f"use a batch size that is a multiple of {world_size}"
             )
-        self.steps_per_epoch = steps_per_epoch(len(source), batch_size)
+        self.batch_size = batch_size
+        self.steps_per_epoch = steps_per_epoch(len(dataset), batch_size)
         self.skipped: list[Skip] = []
-        self._stage1 = CropSteps(source, views, image_size, batch_size, seed, rank, world_size)
+        self._stage1 = CropSteps(dataset, views, image_size, batch_size, seed, rank, world_size)
         self._workers = workers
         self._device = torch.device(device)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._max_bad_share = max_bad_share
-        self._seen = np.zeros(len(source), dtype=np.bool_)
+        self._seen = np.zeros(len(dataset), dtype=np.bool_)
         self._bad: set[int] = set()
-        self._shared = 0  # how many of `skipped` the other processes know of
+        self._shared = 0  # number of entries of `skipped` that all ranks have
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the batches of steps start, start + 1, … stop - 1. Workers live as long as this iterator.
+        """Yield the batches of steps start … stop - 1. Workers live as long as this iterator.
 
-        Where the images are behind a network, a stop (a signal that is noted, as in a run) ends the wait for a batch,
-        and no more come.
+        With remote images, a stop signal interrupts the wait for a batch and ends the iterator.
         """
-        # The epoch before counts as seen, so that restored bad images are not a share of the first few after a resume.
+        # The previous epoch counts as seen; otherwise restored bad images would be a large share after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
-            self._seen[self._stage1.batch_ids(step)] = True
-        if self._workers and isinstance(self._stage1.source, ArraySource):  # none of its images can be bad
+            self._seen[self._stage1.global_batch(step)[1]] = True
+        if self._workers and isinstance(self._stage1.dataset, ArrayDataset):  # has no bad images
             yield from in_thread(_BothStages(self._stage1, self._finish), start, stop)
             return
         try:
             for crops in self._crops(start, stop):
-                self._note_bad(crops)
-                hopeless = len(crops.ids) == 0
-                if hopeless or (crops.bad and self._stage1.world_size == 1):  # several judge together: `share`
-                    self._judge(hopeless=hopeless)
+                self._record_bad(crops)
+                no_replacement = len(crops.ids) == 0
+                if no_replacement or (crops.bad and self._stage1.world_size == 1):  # several ranks check in `share`
+                    self._check_bad_share(no_replacement=no_replacement)
                 yield self._finish(crops)
-        except Stopped:
+        except StopRequested:
             return
 
     def restore_skipped(self, skips: Iterable[Skip]) -> None:
-        """Put back the `skipped` of the run that is resumed: each image stays listed once."""
+        """Restore `skipped` of a resumed run."""
         self.skipped = list(skips)
         self._bad = {skip.index for skip in self.skipped}
         self._seen[list(self._bad)] = True
         self._shared = len(self.skipped)
 
     def unshared(self) -> list[Skip]:
-        """The bad images that this process met and the others have not been told of."""
+        """Return the bad images found by this rank since the last `share`."""
         return self.skipped[self._shared :]
 
     def share(self, of_all: Iterable[list[Skip]]) -> None:
-        """Take the `unshared` of all processes, in rank order, so that each lists and judges the bad images of all."""
+        """Add the `unshared` images of all ranks, in rank order, and check the share of bad images."""
         self.skipped = self.skipped[: self._shared]
         known = {skip.index for skip in self.skipped}
         for skip in (skip for part in of_all for skip in part):
@@ -163,7 +165,7 @@ class ViewLoader:
         self._shared = len(self.skipped)
         self._bad = known
         self._seen[list(known)] = True
-        self._judge()
+        self._check_bad_share()
 
     def _crops(self, start: int, stop: int) -> Iterator[Crops]:
         crops: Iterator[Crops]
@@ -171,20 +173,20 @@ class ViewLoader:
             crops = map(self._stage1.__getitem__, range(start, stop))
         else:
             crops = in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
-        return until_stopped(crops) if is_remote(self._stage1.source) else crops
+        return until_stopped(crops) if is_remote(self._stage1.dataset) else crops
 
     def _finish(self, crops: Crops) -> Batch:
-        """Stage 2: colours, on the device."""
+        """Apply stage 2 on the device."""
         settings = self._stage1.views
         with threads_for(crops.crops[0].numel()):
             on_device = crops.crops.to(self._device, non_blocking=True)
             views = tuple(
-                colour_views(
+                color_views(
                     on_device[v], settings[v], seed=self._stage1.seed, epoch=crops.epoch, ids=crops.ids, view=v
                 ).contiguous(memory_format=self._memory_format)
                 for v in range(len(settings))
             )
-        labels = self._stage1.source.labels
+        labels = self._stage1.dataset.labels
         return Batch(
             ids=torch.from_numpy(crops.ids).to(self._device),
             views=views,
@@ -193,36 +195,33 @@ class ViewLoader:
             step=crops.step,
         )
 
-    def _note_bad(self, crops: Crops) -> None:
-        """Count what was tried (the rows of all processes, which follow from the step), and list bad images once."""
-        self._seen[self._stage1.batch_ids(crops.step)] = True
+    def _record_bad(self, crops: Crops) -> None:
+        """Mark the rows of all ranks as seen, and list each bad image once."""
+        self._seen[self._stage1.global_batch(crops.step)[1]] = True
         for index, reason in crops.bad.items():
             self._seen[index] = True
             if index not in self._bad:
                 self._bad.add(index)
-                self.skipped.append(Skip(index, self._stage1.source.key(index), reason))
+                self.skipped.append(Skip(index, self._stage1.dataset.key(index), reason))
 
-    def _judge(self, *, hopeless: bool = False) -> None:
-        """Stop when the bad images are too many, or when no image could be found in their place."""
-        seen = int(self._seen.sum())
-        if self._too_many(len(self._bad), seen) or hopeless:
+    def _check_bad_share(self, *, no_replacement: bool = False) -> None:
+        """Raise UserError if no replacement was found, or too many images are bad.
+
+        That is a share above the limit of the whole dataset, or of the images seen by four standard deviations.
+        """
+        seen, bad, share = int(self._seen.sum()), len(self._bad), self._max_bad_share
+        likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)
+        if no_replacement or bad > share * len(self._seen) or (bad >= _FEW_BAD and bad > likely):
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
-                f"{len(self._bad)} of the {seen} images of {self._stage1.source.name} tried so far cannot be used; a "
-                f"share of at most {self._max_bad_share:g} is allowed. For example: {examples}. Remove or repair them, "
-                "or allow a larger share."
+                f"{bad} of the {seen} images of {self._stage1.dataset.name} read so far are bad; a share of at most "
+                f"{share:g} is allowed. For example: {examples}. Remove or repair them, or allow a larger share."
             )
-
-    def _too_many(self, bad: int, seen: int) -> bool:
-        """Tell whether the bad images are certainly, or by all likelihood, more than the allowed share of the set."""
-        share = self._max_bad_share
-        likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)  # four deviations above what is allowed
-        return bad > share * len(self._seen) or (bad >= _FEW_BAD and bad > likely)
 
 
 @dataclass
 class _BothStages(Dataset[Batch]):
-    """Whole batches as a data set, for a thread to prepare while the batch before is trained on."""
+    """Both stages of a step as a dataset, for a thread."""
 
     crops: CropSteps
     finish: Callable[[Crops], Batch]
@@ -233,9 +232,9 @@ class _BothStages(Dataset[Batch]):
 
 @dataclass
 class CropSteps(Dataset[Crops]):
-    """Stage 1 as a data set whose items are whole steps, so that a worker needs to be told a step and nothing else."""
+    """Stage 1 as a dataset whose items are steps, so that a worker needs only the step number."""
 
-    source: Source
+    dataset: ImageDataset
     views: tuple[ViewSettings, ...]
     image_size: int
     batch_size: int
@@ -244,23 +243,19 @@ class CropSteps(Dataset[Crops]):
     world_size: int
 
     def __getitem__(self, step: int) -> Crops:
-        epoch, ids = self.step_ids(step)
-        if isinstance(self.source, ArraySource):
-            return self._from_memory(self.source, step, epoch, ids)
+        epoch, ids = self.global_batch(step)
+        share = self.batch_size // self.world_size
+        ids = ids[self.rank * share : (self.rank + 1) * share]
+        if isinstance(self.dataset, ArrayDataset):
+            return self._from_memory(self.dataset, step, epoch, ids)
         return self._from_files(step, epoch, ids)
 
-    def step_ids(self, step: int) -> tuple[int, Ids]:
-        """Return a step's epoch and the ids of this rank's rows."""
-        epoch, ids = batch_ids(len(self.source), self.batch_size, self.seed, step, order_of(self.source))
-        share = self.batch_size // self.world_size
-        return epoch, ids[self.rank * share : (self.rank + 1) * share]
+    def global_batch(self, step: int) -> tuple[int, Ids]:
+        """Return the epoch of a step and the ids of all ranks' images."""
+        return batch_ids(len(self.dataset), self.batch_size, self.seed, step, order_of(self.dataset))
 
-    def batch_ids(self, step: int) -> Ids:
-        """Return the ids of a step's whole batch, over all ranks."""
-        return batch_ids(len(self.source), self.batch_size, self.seed, step, order_of(self.source))[1]
-
-    def _from_memory(self, source: ArraySource, step: int, epoch: int, ids: Ids) -> Crops:
-        images = source.images[ids]
+    def _from_memory(self, dataset: ArrayDataset, step: int, epoch: int, ids: Ids) -> Crops:
+        images = dataset.images[ids]
         crops = [
             crop_views(images, settings, self.image_size, seed=self.seed, epoch=epoch, ids=ids, view=view)
             for view, settings in enumerate(self.views)
@@ -274,27 +269,25 @@ class CropSteps(Dataset[Crops]):
         crops = np.empty((len(self.views), len(ids), 3, size, size), dtype=np.uint8)
         for row, wanted in enumerate(ids.tolist()):
             found = self._load(epoch, wanted, bad)
-            if found is None:  # as good as no readable image: an empty step tells the parent to stop
+            if found is None:  # an empty step is an error in the parent
                 return Crops(step, epoch, ids[:0].copy(), torch.from_numpy(crops[:, :0]), bad)
-            used[row], picture = found
+            used[row], image = found
             for view, settings in enumerate(self.views):
-                crop = crop_view(picture, settings, size, seed=self.seed, epoch=epoch, index=int(used[row]), view=view)
+                crop = crop_view(image, settings, size, seed=self.seed, epoch=epoch, index=int(used[row]), view=view)
                 crops[view, row] = crop.transpose(2, 0, 1)
         return Crops(step, epoch, used, torch.from_numpy(crops), bad)
 
-    def _load(self, epoch: int, wanted: int, bad: dict[int, str]) -> tuple[int, Picture] | None:
-        """Load an image, or the first good one of its stand-ins; notes the bad ones."""
-        stand_ins: npt.NDArray[np.float64] | None = None
-        for attempt in range(1 + _REPLACEMENT_TRIES):
-            index = wanted
-            if attempt:
-                if stand_ins is None:
-                    stand_ins = uniforms(self.seed, epoch, np.array([wanted]), REPLACEMENT, _REPLACEMENT_TRIES)[0]
-                index = int(stand_ins[attempt - 1] * len(self.source))
-            if index in bad:
-                continue
-            try:
-                return index, self.source.load(index, min_side=_DRAFT_SIDES * self.image_size)
-            except BadImage as error:
-                bad[index] = error.reason
+    def _load(self, epoch: int, wanted: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
+        """Load an image, or the first readable replacement; collect the bad ones."""
+        for index in self._candidates(epoch, wanted):
+            if index not in bad:
+                try:
+                    return index, self.dataset.load(index, min_side=_DRAFT_SIDES * self.image_size)
+                except BadImage as error:
+                    bad[index] = error.reason
         return None
+
+    def _candidates(self, epoch: int, wanted: int) -> Iterator[int]:
+        yield wanted
+        for number in uniforms(self.seed, epoch, np.array([wanted]), REPLACEMENT, _REPLACEMENT_TRIES)[0]:
+            yield int(number * len(self.dataset))

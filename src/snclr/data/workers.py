@@ -1,4 +1,9 @@
-"""Compute numbered items ahead of their use: in a thread, or in worker processes that outlive signals but not us."""
+"""Compute numbered items ahead of their use, in a thread or in the worker processes of a torch DataLoader.
+
+DataLoader alone lacks three things: workers that leave stop signals to the parent (which still needs their batches to
+finish a step), workers that end with a killed parent even while they wait for the network, and UserErrors without the
+traceback of a worker.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +28,23 @@ from typing import TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from snclr.data.patience import STOPS
+from snclr.data.remote.retry import STOP_SIGNALS
 from snclr.errors import UserError
 
 Item = TypeVar("Item")
 
-_AHEAD = 2  # items that are ready, or nearly, when one is asked for (for each worker)
-_GRACE_SECONDS = 1.0  # for a worker to end by itself when it is not needed any more
+_PREFETCH = 2  # items computed ahead (by each worker)
+_GRACE_SECONDS = 1.0  # for a worker to end by itself
 
 
 def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
-    """Yield items start … stop - 1, computed by one thread a little ahead."""
+    """Yield items start … stop - 1, computed ahead by one thread."""
     ahead: deque[Future[Item]] = deque()
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snclr-views")
     try:
         for number in range(start, stop):
             ahead.append(pool.submit(items.__getitem__, number))
-            if len(ahead) > _AHEAD:
+            if len(ahead) > _PREFETCH:
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
@@ -48,14 +53,14 @@ def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
 
 
 def in_processes(items: Dataset[Item], start: int, stop: int, *, workers: int, pin: bool = False) -> Iterator[Item]:
-    """Yield items start … stop - 1 from worker processes; these end with this iterator, at exit, or when we die.
+    """Yield items start … stop - 1 from worker processes, which end with this iterator or with the parent.
 
-    `items` is sent to the workers whole. `pin` puts what has a `pin_memory` method into memory a GPU copies fast.
+    `pin` copies items with a `pin_memory` method to pinned memory.
     """
     running = _run_workers(items, start, stop, workers, pin)
-    # At exit Python would send SIGTERM to the workers and wait; they ignore it, so they must be told to stop before.
+    # At exit, Python sends SIGTERM to the workers and waits for them, but they ignore it: end them before that.
     atexit.register(running.close)
-    unregister = atexit.unregister  # by a name of its own: an iterator left open ends after the modules' names are gone
+    unregister = atexit.unregister  # an iterator left open is closed after module globals are deleted
     try:
         yield from running
     finally:
@@ -64,28 +69,27 @@ def in_processes(items: Dataset[Item], start: int, stop: int, *, workers: int, p
 
 
 def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin: bool) -> Generator[Item, None, None]:
-    leash, our_end = multiprocessing.Pipe(duplex=False)
+    parent_alive, our_end = multiprocessing.Pipe(duplex=False)
     with _signals_blocked(), warnings.catch_warnings():
-        # The number of workers is the caller's choice, also above the number of processors.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than CPUs is allowed
         loader = DataLoader(
-            _Parcel(items),
+            _Shared(items),
             batch_size=None,
             sampler=range(start, stop),
             num_workers=workers,
-            prefetch_factor=_AHEAD,
-            # fork would copy the locks that other threads hold (it hangs, and Python warns of it); a fork server dies
-            # of a SIGTERM to the process group. A spawned worker costs one import of torch, once a run.
+            prefetch_factor=_PREFETCH,
+            # fork copies locks held by other threads and can deadlock; a fork server dies of a SIGTERM to the process
+            # group. spawn costs one import of torch per worker.
             multiprocessing_context="spawn",
-            worker_init_fn=functools.partial(_start_worker, leash),
+            worker_init_fn=functools.partial(_start_worker, parent_alive),
             pin_memory=pin,
-            generator=torch.Generator(),  # its own: the program's random state must not depend on the workers
+            generator=torch.Generator(),  # the global random state must not depend on the workers
         )
         iterator = iter(loader)
-    leash.close()
+    parent_alive.close()
     try:
         for item in iterator:
-            if isinstance(item, _Refusal):
+            if isinstance(item, _Error):
                 raise UserError(item.message)
             yield item
     finally:
@@ -93,63 +97,59 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
         del iterator  # ends the workers
 
 
-class _Parcel(Dataset[Item]):
-    """Items on their way to the workers: packed once (torch shares a tensor's memory), unpacked at first use.
+class _Shared(Dataset[Item]):
+    """A dataset pickled once into shared memory and unpickled on first use.
 
-    Sent as they are, a list of a million files would go to one worker after the other, each while it still starts up.
+    Pickled by DataLoader, a list of a million files would be sent to one starting worker after another.
     """
 
     def __init__(self, items: Dataset[Item]) -> None:
-        self._packed = torch.frombuffer(bytearray(pickle.dumps(items)), dtype=torch.uint8)
+        self._pickled = torch.frombuffer(bytearray(pickle.dumps(items)), dtype=torch.uint8)
         self._items: Dataset[Item] | None = None
 
     def __getitem__(self, number: int) -> Item:
         if self._items is None:
-            self._items = pickle.loads(self._packed.numpy().tobytes())
-            self._packed = torch.empty(0, dtype=torch.uint8)
+            self._items = pickle.loads(self._pickled.numpy().tobytes())
+            self._pickled = torch.empty(0, dtype=torch.uint8)
         assert self._items is not None
         try:
             return self._items[number]
-        except UserError as error:  # raised here it would reach a person with the worker's traceback around it
-            return _Refusal(str(error))  # type: ignore[return-value]
+        except UserError as error:
+            return _Error(str(error))  # type: ignore[return-value]
 
 
 @dataclass
-class _Refusal:
-    """A UserError on its way to the parent, which raises it."""
+class _Error:
+    """A UserError of a worker, raised again in the parent."""
 
     message: str
 
 
-def _start_worker(leash: Connection, _: int) -> None:
-    """Make a worker leave the signals of a stop to the parent, which decides, and end with the parent's interest."""
-    for number in STOPS:
+def _start_worker(parent_alive: Connection, _: int) -> None:
+    """Ignore stop signals, and end when the parent closes the pipe or dies."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(leash,), daemon=True, name="snclr-leash").start()
-    # Its threads (the leash, the queue's that may be sending an item nobody wants) must not wake up while Python ends:
-    # that would abort the process. Nothing of it is needed any more: it ends at once.
+    threading.Thread(target=_end_with_parent, args=(parent_alive,), daemon=True, name="snclr-parent").start()
+    # A thread that is sending an item while Python finalizes would abort the process: exit without finalizing.
     atexit.register(os._exit, 0)
 
 
-def _end_with(leash: Connection) -> None:
-    """End a worker whose parent has let go or has died, also in the middle of an item: it may wait for a network.
-
-    torch's own messages are seen between two items only. What a worker writes to the cache is whole or not there.
-    """
+def _end_with_parent(parent_alive: Connection) -> None:
+    """End a worker without its parent even within an item; torch's own check runs only between items."""
     with contextlib.suppress(OSError):
-        leash.poll(None)  # nothing is ever sent: what can be read is the end
+        parent_alive.poll(None)  # returns at the end of the pipe; nothing is ever sent
     time.sleep(_GRACE_SECONDS)
     os._exit(0)
 
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Start processes that have the signals of a stop blocked from their first moment; ours arrive when this ends."""
+    """Start processes with stop signals blocked, so that none arrives before they are ignored."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # starting it later would lift the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    resource_tracker.ensure_running()  # starting it later would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

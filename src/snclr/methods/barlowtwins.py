@@ -1,7 +1,7 @@
-"""Barlow Twins: make the cross-correlation of the two views' features the identity.
+"""Barlow Twins: make the cross-correlation matrix of the two views' features the identity.
 
 Zbontar, Jing, Misra, LeCun, Deny: "Barlow Twins: Self-Supervised Learning via Redundancy Reduction", ICML 2021. Eq. 1
-with Eq. 2's correlation over the batch of all processes, as lightly computes it.
+with the correlation of Eq. 2 over the batch of all ranks (lightly's implementation).
 
 x1 ── encoder ── projector ── y1 ┐
                                   ├ C = correlation over the batch (D, D); Σ (1 − C_ii)² + λ Σ_{i≠j} C_ij²
@@ -14,38 +14,24 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from snclr.heads import mlp
-from snclr.methods.base import StepOutput
-from snclr.methods.branches import OneBranch
-from snclr.methods.features import full_precision, gather_with_gradient, precise, unit
+from snclr.methods.base import Method, StepOutput
+from snclr.methods.common.features import all_gather_with_gradient, at_least_float32, autocast_disabled, l2_normalize
+from snclr.methods.config import BarlowTwinsConfig
 
 
-def build(
-    encoder: nn.Module, features: int, *, hidden: int, dim: int, projector_layers: int, final_bn: bool,
-    redundancy_weight: float,
-) -> BarlowTwins:  # fmt: skip
-    """Barlow Twins around an encoder of that many features."""
-    projector = mlp(features, hidden, dim, layers=projector_layers, final_bn=final_bn)
-    return BarlowTwins(encoder, projector, redundancy_weight=redundancy_weight)
+class BarlowTwins(Method):
+    """One loss, symmetric in the two views."""
 
-
-class BarlowTwins(OneBranch):
-    """One loss for both views: it is symmetric in them."""
-
-    queue = None
-
-    def __init__(self, encoder: nn.Module, projector: nn.Module, *, redundancy_weight: float = 0.005) -> None:
+    def __init__(self, encoder: nn.Module, num_features: int, config: BarlowTwinsConfig) -> None:
         from lightly.loss.barlow_twins_loss import BarlowTwinsLoss
 
-        super().__init__()
-        self.encoder = encoder
-        self.projector = projector
-        # Not its own gathering: that would standardise with each process's mean and variance.
-        self.criterion = BarlowTwinsLoss(lambda_param=redundancy_weight, gather_distributed=False)
+        super().__init__(encoder, num_features, config)
+        # Features are gathered here: with gather_distributed, lightly standardizes with each rank's own statistics.
+        self.criterion = BarlowTwinsLoss(lambda_param=config.redundancy_weight, gather_distributed=False)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """The loss of views (N, 3, S, S)."""
-        y1, y2 = (self.projector(self.encoder(view)) for view in views)
-        with full_precision(y1):
-            loss = self.criterion(gather_with_gradient(precise(y1)), gather_with_gradient(precise(y2)))
-        return StepOutput(loss=loss, features=unit(y2.detach()))
+        """Return the loss, which is symmetric in the views."""
+        y1, y2 = self.project(views)
+        with autocast_disabled(y1):
+            loss = self.criterion(*(all_gather_with_gradient(at_least_float32(y)) for y in (y1, y2)))
+        return StepOutput(loss=loss, features=l2_normalize(y2.detach()))

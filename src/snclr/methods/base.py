@@ -1,53 +1,121 @@
-"""What the training loop knows about a method: this and nothing more."""
+"""Base classes of all methods: `Method` (one encoder) and `MomentumMethod` (online and target network)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from snclr.soft_neighbors import NeighborQueue
+from snclr.methods.common.ema import ema_update, momentum_at, momentum_copy
+from snclr.methods.common.heads import mlp
+from snclr.methods.config import MethodConfig, QueueConfig
+from snclr.methods.snclr.queue import NeighborQueue
 
 
 class StepOutput(NamedTuple):
-    """What one forward pass gives: the loss to descend, and detached tensors to look at."""
+    """Loss of one forward pass, and detached tensors for the metrics."""
 
     loss: Tensor  # ()
-    features: Tensor  # (N, D) normalised projections, for spread and rank
+    features: Tensor  # (N, D) normalized projections
     neighbor_ids: Tensor | None = None  # (N, K) image ids, -1 where missing
     neighbor_ages: Tensor | None = None  # (N, K) in steps
     similarity: Tensor | None = None  # (N, K) cosine
     positiveness: Tensor | None = None  # (N, K) w
 
 
-class Method(Protocol):
-    """A method: an `nn.Module` whose forward is one training step's loss.
+class Method(nn.Module):
+    """A method with one encoder. The trainer uses only what this class declares.
 
-    `state_dict()` holds everything it needs to go on, queue included.
+    `forward` returns the loss of one step and `after_step` follows the optimizer. `state_dict()` holds everything a
+    resumed run needs, including the queue. `num_features` is the output width of the encoder.
     """
 
-    encoder: nn.Module
+    config: Any  # the config dataclass of the method
+    queue: NeighborQueue | None
 
-    @property
-    def queue(self) -> NeighborQueue | None:
-        """Earlier features with their image ids, where the method keeps any."""
-        ...
+    def __init__(self, encoder: nn.Module, num_features: int, config: MethodConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = encoder
+        self.projector = self.build_projector(num_features)
+        self.predictor = self.build_predictor()
+        if not isinstance(config, QueueConfig):
+            self.queue = None
+        self._to_push: tuple[Tensor, Tensor] | None = None
+
+    def build_projector(self, num_features: int) -> nn.Module:
+        """Return the projector, (N, num_features) → (N, dim)."""
+        c = self.config
+        final_bn = getattr(c, "final_bn", False)
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, final_bn=final_bn)
+
+    def build_predictor(self) -> nn.Module | None:
+        """Return the predictor, (N, dim) → (N, dim), or None for a method without one."""
+        c = self.config
+        if "predictor_layers" not in c.setting_names():
+            return None
+        return mlp(c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.final_bn)
 
     @property
     def encoders(self) -> list[nn.Module]:
-        """Every network that starts from the encoder's weights: the trained one first, then its momentum copy."""
-        ...
+        """All networks that start from the encoder's weights, the trained one first."""
+        return [self.encoder]
 
     @property
-    def key_network(self) -> nn.Module:
-        """Images (n, 3, S, S) → the features (n, D) that stand for them: what a queue holds, or would."""
-        ...
+    def target_network(self) -> nn.Module:
+        """Network from images (n, 3, S, S) to the features (n, D) that a queue holds."""
+        return nn.Sequential(self.encoder, self.projector)
 
-    def __call__(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """The loss of a batch of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) where known."""
-        ...
+    def project(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """Return the projection y (N, D) of each view."""
+        return [self.projector(self.encoder(view)) for view in views]
 
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """What follows the optimiser's step: the momentum update, the push into the queue."""
-        ...
+    def predict(self, projections: Sequence[Tensor]) -> list[Tensor]:
+        """Return the prediction z (N, D) for each projection."""
+        assert self.predictor is not None
+        return [self.predictor(y) for y in projections]
+
+    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+        """Return the loss of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) if known."""
+        raise NotImplementedError
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Push the features of the step into the queue: last, so a batch never finds itself in the queue."""
+        if self._to_push is not None:
+            assert self.queue is not None
+            self.queue.push(*self._to_push)
+            self._to_push = None
+
+
+class MomentumMethod(Method):
+    """A method with a target network: EMA copies of encoder and projector without gradient."""
+
+    def __init__(self, encoder: nn.Module, num_features: int, config: MethodConfig) -> None:
+        super().__init__(encoder, num_features, config)
+        self.momentum_encoder = momentum_copy(self.encoder)
+        self.momentum_projector = momentum_copy(self.projector)
+
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """The trained encoder and its EMA copy."""
+        return [self.encoder, self.momentum_encoder]
+
+    @property
+    def target_network(self) -> nn.Module:
+        """Network from images to target projections."""
+        return nn.Sequential(self.momentum_encoder, self.momentum_projector)
+
+    @torch.no_grad()
+    def target_projections(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """Return the target projection of each view. Call it before the online pass to save memory."""
+        return [self.momentum_projector(self.momentum_encoder(view)) for view in views]
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Update the target network, then the queue."""
+        m = momentum_at(step, total_steps, self.config.momentum, self.config.momentum_schedule)
+        for name, target in self.named_children():
+            if name.startswith("momentum_"):
+                ema_update(self.get_submodule(name.removeprefix("momentum_")), target, m)
+        super().after_step(step, total_steps)

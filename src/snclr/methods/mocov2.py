@@ -1,16 +1,15 @@
-"""MoCo v2: a query must find the other view's key among a queue of earlier keys.
+"""MoCo v2: match a query with the key of the other view, with a queue of earlier keys as negatives.
 
-Chen, Fan, Girshick, He: "Improved Baselines with Momentum Contrastive Learning", 2020. Its Eq. 1 (InfoNCE), from view 1
-to view 2 alone; the projector has no batch norm, as there.
+Chen, Fan, Girshick, He: "Improved Baselines with Momentum Contrastive Learning", 2020. Eq. 1 (InfoNCE) in one
+direction, view 1 to view 2. The projector has no batch norm.
 
-Three things differ from the authors' code. Batch norm is synchronised over the processes where there are several; their
-shuffling of the batch, which keeps keys and queries from sharing one device's statistics, is thereby not needed. The
-queue starts empty, and what is missing is no negative. And an entry of the query's own image, known by its id, is left
-out of the negatives: in a set of images smaller than the queue there would always be one.
+Differences from the authors' code: batch norm is synchronized over the ranks, which makes their shuffling of the batch
+unnecessary. The queue starts empty instead of with noise. Entries of the query's own image are not negatives; if the
+dataset is smaller than the queue, there always are some.
 
-x1 ── encoder ── projector ── q ┐
-                                 ├ InfoNCE: q must find k among k and the queue
-x2 ── momentum encoder ── momentum projector ── k ┘ ── after the step, into the queue
+x1 ── encoder ── projector ── q ──────────────────┐
+                                                   ├ InfoNCE of q with k and the queue
+x2 ── momentum encoder ── momentum projector ── k ┘ ── pushed into the queue after the step
 """
 
 from __future__ import annotations
@@ -20,79 +19,50 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from snclr.distributed import gather
-from snclr.ema import momentum_copy
-from snclr.heads import mlp
-from snclr.methods.base import StepOutput
-from snclr.methods.branches import TwoBranches
-from snclr.methods.features import full_precision, unit
-from snclr.soft_neighbors import NeighborQueue
-from snclr.streaming import matching_pairs
+from snclr.distributed.collectives import all_gather
+from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.common.features import autocast_disabled, l2_normalize
+from snclr.methods.common.heads import mlp
+from snclr.methods.config import MoCoV2Config
+from snclr.methods.snclr.kernels import matching_pairs
+from snclr.methods.snclr.queue import NeighborQueue
 
 
-def build(
-    encoder: nn.Module, features: int, *, hidden: int, dim: int, projector_layers: int, temperature: float,
-    queue_length: int, queue_dtype: str, momentum: float, momentum_schedule: str,
-) -> MoCoV2:  # fmt: skip
-    """MoCo v2 around an encoder of that many features."""
-    projector = mlp(features, hidden, dim, layers=projector_layers, hidden_bn=False)
-    queue = NeighborQueue(queue_length, dim, dtype=getattr(torch, queue_dtype))
-    return MoCoV2(
-        encoder, projector, queue, tau=temperature, momentum=momentum, momentum_schedule=momentum_schedule
-    )  # fmt: skip
+class MoCoV2(MomentumMethod):
+    """InfoNCE in one direction; the queue holds all negatives."""
 
+    config: MoCoV2Config
+    queue: NeighborQueue
 
-class MoCoV2(TwoBranches):
-    """One direction, with the queue as the only negatives."""
+    def __init__(self, encoder: nn.Module, num_features: int, config: MoCoV2Config) -> None:
+        super().__init__(encoder, num_features, config)
+        self.queue = NeighborQueue(config.queue_length, config.dim, dtype=getattr(torch, config.queue_dtype))
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        projector: nn.Module,
-        queue: NeighborQueue,
-        *,
-        tau: float = 0.2,
-        momentum: float = 0.999,
-        momentum_schedule: str = "constant",
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.projector = projector
-        self.momentum_encoder = momentum_copy(encoder)
-        self.momentum_projector = momentum_copy(projector)
-        self.queue = queue
-        self.tau = tau
-        self.momentum = momentum
-        self.momentum_schedule = momentum_schedule
-        self._to_push: tuple[Tensor, Tensor] | None = None
+    def build_projector(self, num_features: int) -> nn.Module:
+        """Return a projector without batch norm."""
+        c = self.config
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=False)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """The loss of views (N, 3, S, S) of images `ids` (N,)."""
-        (k,) = self.keys(views[1:])
-        q = self.projector(self.encoder(views[0]))
-        with full_precision(q):
-            q, k = unit(q), unit(k)
+        """Return the loss of view 1 → view 2."""
+        (k,) = self.target_projections(views[1:])
+        (q,) = self.project(views[:1])
+        with autocast_disabled(q):
+            q, k = l2_normalize(q), l2_normalize(k)
             negatives = self.queue.candidates.to(q.dtype)
             own = matching_pairs(ids.to(self.queue.ids), self.queue.ids[: len(self.queue)])
-            loss = queue_loss(q, k, negatives, own, tau=self.tau)
-        self._to_push = gather(k), gather(ids)
+            loss = queue_loss(q, k, negatives, own, tau=self.config.temperature)
+        self._to_push = all_gather(k), all_gather(ids)
         return StepOutput(loss=loss, features=k)
-
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """Move the momentum networks and push the step's keys into the queue."""
-        super().finish_step(step, total_steps)
-        assert self._to_push is not None, "finish_step follows a forward pass"
-        self.queue.push(*self._to_push)
-        self._to_push = None
 
 
 def queue_loss(q: Tensor, k: Tensor, negatives: Tensor, own: tuple[Tensor, Tensor], *, tau: float) -> Tensor:
-    """Eq. 1: −log [ exp(q·k/τ) / (exp(q·k/τ) + Σ_n exp(q·n/τ)) ] for unit rows q, k (N, D) and negatives (Q, D).
+    """Eq. 1: −log [ exp(q·k/τ) / (exp(q·k/τ) + Σ_n exp(q·n/τ)) ] for normalized q, k (N, D) and negatives (Q, D).
 
-    `own` are the (row, negative) pairs to leave out. Without negatives the loss is 0, and so is its gradient.
+    `own` are the pairs (row, negative) to exclude. Without negatives, loss and gradient are 0.
     """
     positive = (q * k).sum(dim=1, keepdim=True) / tau
-    left_out = torch.zeros(len(q), len(negatives), dtype=torch.bool, device=q.device)
-    left_out[own] = True
-    negative = (q @ negatives.T / tau).masked_fill(left_out, -torch.inf)
+    excluded = torch.zeros(len(q), len(negatives), dtype=torch.bool, device=q.device)
+    excluded[own] = True
+    negative = (q @ negatives.T / tau).masked_fill(excluded, -torch.inf)
     return (torch.cat([positive, negative], dim=1).logsumexp(dim=1) - positive.squeeze(1)).mean()

@@ -1,7 +1,7 @@
-"""Supervised: cross-entropy on labels with a linear classifier, the upper row of the tables.
+"""Supervised: cross-entropy on labels with a linear classifier, the upper bound in the tables.
 
-Not self-supervised: it shows what the same encoder reaches, with the same views and steps, when it is told the classes.
-The loss is the mean over both views, so that a step sees as many images as any other method's.
+It shows what the same encoder reaches with the same views and steps when labels are used. The loss is the mean over
+both views, so a step uses as many images as with every other method.
 
 x1 ── encoder ── classifier ┐
                              ├ cross-entropy with the label
@@ -16,52 +16,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snclr.distributed import rank_and_size, sum_over_processes
+from snclr.distributed.collectives import all_reduce_sum, rank_and_size
 from snclr.errors import UserError
-from snclr.methods.base import StepOutput
-from snclr.methods.features import full_precision, precise, unit
+from snclr.methods.base import Method, StepOutput
+from snclr.methods.common.features import at_least_float32, autocast_disabled, l2_normalize
+from snclr.methods.config import SupervisedConfig
 
 
-def build(encoder: nn.Module, features: int, *, classes: int) -> Supervised:
-    """A linear classifier over an encoder of that many features."""
-    if classes < 2:
-        raise UserError(f"the data has {classes} class, and a classifier needs two or more; choose another --method")
-    return Supervised(encoder, nn.Linear(features, classes))
+class Supervised(Method):
+    """A linear classifier on the encoder's features; images without a label (−1) do not contribute to the loss."""
 
+    def __init__(self, encoder: nn.Module, num_features: int, config: SupervisedConfig, *, classes: int) -> None:
+        super().__init__(encoder, num_features, config)
+        if classes < 2:
+            raise UserError(f"the data has {classes} class, a classifier needs two or more; choose another --method")
+        self.classifier = nn.Linear(num_features, classes)
 
-class Supervised(nn.Module):
-    """Both views must be given the image's label; an image without one (−1) is left out of the loss."""
-
-    queue = None
-
-    def __init__(self, encoder: nn.Module, classifier: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.classifier = classifier
-
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """The one encoder."""
-        return [self.encoder]
-
-    @property
-    def key_network(self) -> nn.Module:
-        """Images → the encoder's features."""
-        return self.encoder
+    def build_projector(self, num_features: int) -> nn.Module:
+        """Return the identity: the features of the encoder are used directly."""
+        return nn.Identity()
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """The loss of views (N, 3, S, S) of images with `labels` (N,)."""
+        """Return the loss of both views."""
         if labels is None:
-            raise UserError("method supervised learns from labels, and these images have none; choose another --method")
-        features = [self.encoder(view) for view in views]
-        scores = torch.cat([self.classifier(f) for f in features])
+            raise UserError("method supervised needs labels, and these images have none; choose another --method")
+        features = self.project(views)
+        logits = torch.cat([self.classifier(y) for y in features])
         targets = labels.repeat(len(features))
-        with full_precision(scores):
-            total = F.cross_entropy(precise(scores), targets, ignore_index=-1, reduction="sum")
-        # The mean over all labelled views of the batch; data parallelism divides by the number of processes once more.
-        labelled = sum_over_processes((targets >= 0).sum().to(total.dtype)).clamp(min=1)
-        loss = total * rank_and_size()[1] / labelled
-        return StepOutput(loss=loss, features=unit(features[1].detach()))
-
-    def finish_step(self, step: int, total_steps: int) -> None:
-        """Nothing follows the optimiser's step."""
+        with autocast_disabled(logits):
+            total = F.cross_entropy(at_least_float32(logits), targets, ignore_index=-1, reduction="sum")
+        # The mean over all labeled views of all ranks; DDP divides the gradient by the world size.
+        labeled = all_reduce_sum((targets >= 0).sum().to(total.dtype)).clamp(min=1)
+        loss = total * rank_and_size()[1] / labeled
+        return StepOutput(loss=loss, features=l2_normalize(features[1].detach()))

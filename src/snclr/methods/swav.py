@@ -1,14 +1,13 @@
-"""SwAV: from one view predict which prototypes the other view is assigned to, when a batch is shared out evenly.
+"""SwAV: predict the prototype assignment of one view from the other, with balanced assignments over the batch.
 
 Caron, Misra, Mairal, Goyal, Bojanowski, Joulin: "Unsupervised Learning of Visual Features by Contrasting Cluster
-Assignments", NeurIPS 2020. Eq. 1 and 2 (swapped prediction), with the codes of Eq. 3 by Sinkhorn's iterations
-(lightly's), over the batch of all processes. ε = 0.05 and 3 iterations are the paper's.
+Assignments", NeurIPS 2020. Eq. 1 and 2 (swapped prediction) with the codes of Eq. 3, computed by Sinkhorn iterations
+over the batch of all ranks (lightly's implementation). ε = 0.05 and 3 iterations as in the paper.
 
-Two views of equal size, as every method here has: the paper's multi-crop is not built. Neither is its queue of earlier
-features, which the paper uses for batches smaller than the number of prototypes: use fewer prototypes there.
+Not implemented: multi-crop, and the queue for batches smaller than the number of prototypes (use fewer prototypes).
 
-x1 ── encoder ── projector ── y1 ── prototypes ── scores ┐ codes of each predict
-                                                          ├ the other's softmax
+x1 ── encoder ── projector ── y1 ── prototypes ── scores ┐ codes of each view are predicted
+                                                          ├ from the other's softmax
 x2 ── encoder ── projector ── y2 ── prototypes ── scores ┘
 """
 
@@ -18,52 +17,34 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from snclr.heads import Prototypes, mlp
-from snclr.methods.base import StepOutput
-from snclr.methods.branches import OneBranch
-from snclr.methods.features import full_precision, precise, unit
+from snclr.methods.base import Method, StepOutput
+from snclr.methods.common.features import at_least_float32, autocast_disabled, l2_normalize
+from snclr.methods.common.heads import Prototypes
+from snclr.methods.config import SwAVConfig
 
 
-def build(
-    encoder: nn.Module, features: int, *, hidden: int, dim: int, projector_layers: int, final_bn: bool,
-    temperature: float, prototypes: int, freeze_prototypes_epochs: int,
-) -> SwAV:  # fmt: skip
-    """SwAV around an encoder of that many features."""
-    projector = mlp(features, hidden, dim, layers=projector_layers, final_bn=final_bn)
-    return SwAV(
-        encoder, projector, Prototypes(dim, prototypes), tau=temperature, freeze_epochs=freeze_prototypes_epochs
-    )  # fmt: skip
-
-
-class SwAV(OneBranch):
+class SwAV(Method):
     """The mean of both swapped predictions."""
 
-    queue = None
+    config: SwAVConfig
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        projector: nn.Module,
-        prototypes: Prototypes,
-        *,
-        tau: float = 0.1,
-        freeze_epochs: int = 1,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, num_features: int, config: SwAVConfig) -> None:
         from lightly.loss.swav_loss import SwaVLoss
 
-        super().__init__()
-        self.encoder = encoder
-        self.projector = projector
-        self.prototypes = prototypes
+        super().__init__(encoder, num_features, config)
+        self.prototypes = Prototypes(config.dim, config.prototypes)
         self.criterion = SwaVLoss(
-            temperature=tau, sinkhorn_epsilon=0.05, sinkhorn_iterations=3, sinkhorn_gather_distributed=True
+            temperature=config.temperature,
+            sinkhorn_epsilon=0.05,
+            sinkhorn_iterations=3,
+            sinkhorn_gather_distributed=True,
         )
-        self.freeze_epochs = freeze_epochs
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Both directions of the loss for views (N, 3, S, S)."""
-        projected = [self.projector(self.encoder(view)) for view in views]
-        with full_precision(projected[0]):
-            scores = [self.prototypes(precise(y), frozen=epoch < self.freeze_epochs) for y in projected]
+        """Return the loss of both directions."""
+        y = self.project(views)
+        frozen = epoch < self.config.freeze_prototypes_epochs
+        with autocast_disabled(y[0]):
+            scores = [self.prototypes(at_least_float32(y_view), frozen=frozen) for y_view in y]
             loss = self.criterion(scores, []).squeeze(0)
-        return StepOutput(loss=loss, features=unit(projected[1].detach()))
+        return StepOutput(loss=loss, features=l2_normalize(y[1].detach()))

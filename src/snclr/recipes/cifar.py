@@ -1,13 +1,9 @@
-"""Small images (about 32 × 32), such as CIFAR-10.
+"""Small images (about 32 × 32 pixels), such as CIFAR-10.
 
 Command   snclr pretrain --recipe cifar --data cifar10 --out RUN
-Cost      meant for one GPU; a step of 256 images takes 10 s on two CPU cores
-Expected  settings by the habits of the field for CIFAR; not run whole by us
+Cost      intended for one GPU; a step of 256 images takes 10 s on two CPU cores
+Expected  common settings for CIFAR; not run to the end by us
 """
-
-from __future__ import annotations
-
-from snclr.recipes import Recipe
 
 SETTINGS = {
     "encoder": "resnet18",
@@ -24,10 +20,6 @@ SETTINGS = {
     "queue_length": 16_384,
     "hidden": 2048,
     "dim": 256,
+    "prototypes": 512,
     "views": "cifar",
 }
-
-
-def recipes() -> dict[str, Recipe]:
-    """One recipe."""
-    return {"cifar": Recipe("cifar", "32 × 32 images such as CIFAR-10, ResNet-18, one GPU", SETTINGS)}

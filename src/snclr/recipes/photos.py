@@ -1,13 +1,9 @@
-"""A few thousand of your own photos, on one GPU or a CPU.
+"""A few thousand of your own photos, on one GPU or a CPU. The default of `snclr pretrain`.
 
 Command   snclr pretrain --data my-photos/ --out RUN
-Cost      `snclr plan --data my-photos/` says what it takes on your machine
-Expected  settings by the habits of the field for small sets; not tuned by us
+Cost      `snclr plan --data my-photos/` measures it on your machine
+Expected  common settings for small datasets; not tuned by us
 """
-
-from __future__ import annotations
-
-from snclr.recipes import Recipe
 
 SETTINGS = {
     "encoder": "resnet18",
@@ -23,12 +19,8 @@ SETTINGS = {
     "queue_length": 4096,
     "hidden": 1024,
     "dim": 128,
+    "prototypes": 512,
     "views": "byol",
     "crop_min": 0.2,
     "workers": 2,
 }
-
-
-def recipes() -> dict[str, Recipe]:
-    """One recipe, the default of `snclr pretrain`."""
-    return {"photos": Recipe("photos", "a few thousand of your own photos, one GPU or a CPU (the default)", SETTINGS)}

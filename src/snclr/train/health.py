@@ -1,4 +1,4 @@
-"""Live health of a run: is it learning, has it collapsed, are the neighbours any good. Labels are for display only."""
+"""Health metrics of a run: collapse of the features and quality of the neighbors. Labels are used for display only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ KNN_TEMPERATURE = 0.07
 
 
 def feature_spread(features: Tensor) -> float:
-    """Mean standard deviation over the dims of normalised features (N, D), times √D: near 1 spread out, 0 collapsed."""
+    """Return the mean standard deviation of normalized features (N, D), times √D: near 1 if uniform, 0 if collapsed."""
     return float(features.std(dim=0).mean()) * math.sqrt(features.shape[1])
 
 
 def effective_rank(features: Tensor) -> float:
-    """exp of the entropy of the normalised singular values of the centred features (N, D): 1 … min(N, D)."""
+    """Return exp of the entropy of the normalized singular values of centered features (N, D), in 1 … min(N, D)."""
     values = torch.linalg.svdvals((features - features.mean(dim=0)).double())
     share = values / values.sum().clamp(min=1e-300)
     return float(torch.special.entr(share).sum().exp())
 
 
 def positiveness_entropy(w: Tensor, mask: Tensor) -> float:
-    """Mean entropy of the weights as shares, over log of their number: 1 when all equal, 0 when one has all."""
+    """Return the mean entropy of the weights (N, K) over its maximum: 1 if all are equal, 0 if one has all."""
     counts = mask.sum(dim=1)
     rows = counts > 1
     if not bool(rows.any()):
@@ -35,13 +35,13 @@ def positiveness_entropy(w: Tensor, mask: Tensor) -> float:
 
 
 def same_class_share(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> float:
-    """Share of the neighbours (N, K) whose class is that of their row (N,); -1 is an unknown class."""
+    """Return the share of neighbors (N, K) with the class of their row (N,); -1 is an unknown class."""
     known = mask & (neighbor_labels >= 0) & (labels >= 0)[:, None]
     return float((neighbor_labels == labels[:, None])[known].float().mean()) if bool(known.any()) else math.nan
 
 
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
-    """Share of rows whose class the neighbours' weighted vote gives: kNN over the queue, at no extra cost."""
+    """Return the accuracy of the weighted vote of the neighbors: kNN over the queue, at no extra cost."""
     known = mask & (neighbor_labels >= 0)
     votes = similarity.new_zeros(len(labels), max(int(labels.max()), int(neighbor_labels.max()), 0) + 1)
     weight = torch.where(known, (similarity / KNN_TEMPERATURE).exp(), 0.0)
@@ -51,27 +51,27 @@ def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask:
 
 
 def health(output: StepOutput, label_of_id: Tensor | None, ids: Tensor) -> dict[str, float]:
-    """All of the above that apply to this step, by name; what cannot be said yet is left out."""
-    found = {"spread": feature_spread(output.features), "effective_rank": effective_rank(output.features)}
+    """Return the metrics above by name, without those that are undefined in this step."""
+    values = {"spread": feature_spread(output.features), "effective_rank": effective_rank(output.features)}
     if output.neighbor_ids is not None:
-        assert output.positiveness is not None, "neighbours come with their weights"
-        assert output.similarity is not None and output.neighbor_ages is not None, "and with cosine and age"  # noqa: PT018
+        assert output.positiveness is not None
+        assert output.similarity is not None
+        assert output.neighbor_ages is not None
         mask = output.neighbor_ids >= 0
-        found["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
-        found["neighbor_age"] = float(output.neighbor_ages[mask].float().mean()) if bool(mask.any()) else math.nan
-        found["neighbor_cosine"] = float(output.similarity[mask].mean()) if bool(mask.any()) else math.nan
+        values["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
+        values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean()) if bool(mask.any()) else math.nan
+        values["neighbor_cosine"] = float(output.similarity[mask].mean()) if bool(mask.any()) else math.nan
         if label_of_id is not None:
             labels = label_of_id[ids]
             neighbor_labels = label_of_id[output.neighbor_ids.clamp(min=0)]
-            found["same_class"] = same_class_share(labels, neighbor_labels, mask)
-            found["queue_knn"] = queue_knn(labels, neighbor_labels, output.similarity, mask)
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+            values["same_class"] = same_class_share(labels, neighbor_labels, mask)
+            values["queue_knn"] = queue_knn(labels, neighbor_labels, output.similarity, mask)
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def collapsed(values: dict[str, float], highest_rank: int) -> bool:
-    """The alarm: all images have (nearly) one feature, or the features lie on (nearly) one line.
+    """Return whether all features are nearly equal, or lie nearly on one line.
 
-    `highest_rank` is what the rank could be at best, min(images − 1, dims): the few of a tiny batch are always near a
-    line, whatever the encoder does.
+    `highest_rank` is min(images − 1, dims): the features of a tiny batch are always near a line.
     """
     return values["spread"] < 0.1 or (highest_rank >= 4 and values["effective_rank"] < 2)

@@ -1,139 +1,184 @@
-"""`pretrain`: one call from settings to a trained encoder in a run folder."""
+"""Pre-train an encoder: from settings to a run directory with checkpoints, metrics and the encoder."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from snclr.config import PretrainConfig, resolve
-from snclr.data.loader import Skip, ViewLoader
-from snclr.data.sources import Source
-from snclr.distributed import broadcast_object, together
-from snclr.encoders import EncoderSpec
+from snclr.checkpoint.encoder_file import save_encoder
+from snclr.checkpoint.foreign import read_weights
+from snclr.checkpoint.format import Checkpoint
+from snclr.checkpoint.run_dir import RunDir
+from snclr.data.datasets.base import ImageDataset, open_dataset
+from snclr.data.loader import ViewLoader
+from snclr.data.open_on_ranks import open_on_all_ranks
+from snclr.distributed.collectives import (
+    broadcast_object,
+    check_equal_across_ranks,
+    name_missing_ranks,
+    raise_on_all_ranks,
+)
+from snclr.distributed.launch import launch
+from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
-from snclr.export.encoder import save_encoder
-from snclr.progress import Progress
-from snclr.sync_batch_norm import synchronise_batch_norm
-from snclr.train import state
+from snclr.io.atomic import write_atomic
+from snclr.models.encoders import EncoderSpec
+from snclr.runtime.stop import StopFlag, StopRequested
+from snclr.runtime.threads import limit_threads
 from snclr.train.build import build_method, encoder_spec, view_groups
-from snclr.train.checkpoint import Checkpoint, save_checkpoint
-from snclr.train.inputs import check_data, count_classes, find_checkpoint, initialise, open_data
-from snclr.train.launch import launch
-from snclr.train.loop import Training, train
+from snclr.train.config import PretrainConfig, resolve
 from snclr.train.metrics import MetricsLog
 from snclr.train.optim import build_optimizer, scaled_lr
-from snclr.train.run_folder import RunFolder, write_atomic
-from snclr.train.saved_run import resume_config
-from snclr.train.signals import StopRequest
-from snclr.train.watch import Watch, watched
+from snclr.train.pretrain_task import PretrainTask
+from snclr.train.run_loader import resume_config
+from snclr.train.trainer import Trainer, load_checkpoint
 
 _log = logging.getLogger("snclr")
 
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """How a run ended. `exit_code` is 0 when it is complete, 130 or 143 when it was stopped and can go on."""
+    """A completed run."""
 
     out: Path
     step: int
     total_steps: int
     skipped: int
-    exit_code: int
+    """Images that could not be read."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether every step was done."""
-        return self.step == self.total_steps
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "out": str(self.out), "step": self.step, "total_steps": self.total_steps, "skipped": self.skipped,
+            "exit_code": 0, "complete": True,
+        }  # fmt: skip
 
 
-def pretrain(*, quiet: bool = False, **settings: Any) -> PretrainResult:
-    """Train an encoder. The settings are those of `PretrainConfig`, which are the flags of `snclr pretrain`.
+def pretrain(*, config: str | Path | None = None, quiet: bool = False, **settings: Any) -> PretrainResult:
+    """Train an encoder with the settings of `PretrainConfig`; `settings` win over those in the file `config`.
 
-    With `resume=True` the settings are those of the run; what is given may only say where and how it runs.
+    With `resume=True` the run's own settings apply; `settings` may only change where and how it runs. A stop signal
+    saves a checkpoint and raises StopRequested.
     """
-    config = resume_config(settings) if settings.get("resume") else resolve(settings)
-    _refuse_missing(config, also_data=not config.resume)
-    fabric = launch(config)
-    launched, config = config, broadcast_object(config)  # process 0's reading of the run folder holds for all
-    _refuse_missing(config)
-    if launched.precision != config.precision:  # a machine without the run folder knows only the flags
+    if config is not None and settings.get("resume"):
+        raise UserError("config and resume exclude each other: a run is resumed with its own settings")
+    given = resume_config(settings) if settings.get("resume") else resolve(settings, config)
+    _require_data_and_out(given, data=not given.resume)
+    fabric = launch_run(given)
+    shared = broadcast_object(given)  # only rank 0 needs to see the run directory
+    _require_data_and_out(shared)
+    if given.precision != shared.precision:
         raise UserError(
-            f"process {fabric.global_rank} was started with --precision {launched.precision}, but the run has"
-            f" {config.precision}: its machine does not see {config.out}, so give it the run's own flags"
+            f"rank {fabric.global_rank} was started with --precision {given.precision}, but the run uses"
+            f" {shared.precision}. Its node does not see {shared.out}: give it the flags of the run."
         )
     quiet = quiet or not fabric.is_global_zero
-    with watched(config.timeout) as watch:
-        return _pretrain(config, fabric, watch, quiet=quiet)
+    with name_missing_ranks():
+        return _pretrain(shared, fabric, quiet=quiet)
 
 
-def _refuse_missing(config: PretrainConfig, *, also_data: bool = True) -> None:
-    """Images and a folder are the two things that have no default; a run that is resumed knows its images."""
-    if not config.out or (also_data and not config.data):
-        missing = "out" if config.data or not also_data else "data"
-        raise UserError(f"{missing} is missing: give --data (the images) and --out (the run folder)")
-
-
-def _pretrain(config: PretrainConfig, fabric: Any, watch: Watch, *, quiet: bool) -> PretrainResult:
-    # All that can fail on bad input comes before the folder: a mistyped name leaves nothing behind.
-    source = open_data(config.data)
-    # As process 0 sees it: other machines need neither the run folder nor, on resuming, the weights it began with.
-    fresh = broadcast_object(not (config.resume and RunFolder(config.out).has_checkpoints()))
-    with together():
-        loader = build_loader(config, source, fabric)
-        spec = encoder_spec(config)
-        method = build_method(config, spec, classes=count_classes(source))
-        if config.init_from is not None and fresh:
-            initialise(method.encoders, spec, config.init_from, quiet=quiet)
-    with together():
-        run = RunFolder(config.out)
-        if fabric.is_global_zero:  # it alone holds the lock
-            run = RunFolder.create(config.out, resume=config.resume, overwrite=config.overwrite)
-    with run as folder, _log_file(folder, enabled=fabric.is_global_zero):
-        checkpoint = find_checkpoint(folder, fabric) if config.resume else None
-        training = prepare(config, fabric, folder, source, loader, method, checkpoint)
-        training.reached = watch.reached
-        with threads_set_to(config.threads):
-            return _run(training, spec, checkpoint, quiet=quiet)
-
-
-def build_loader(config: PretrainConfig, source: Source, fabric: Any) -> ViewLoader:
-    """The loader of this process's share of every batch."""
-    return ViewLoader(
-        source, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size, seed=config.seed,
-        workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size, device=fabric.device,
-        max_bad_share=config.max_bad_share,
+def launch_run(config: PretrainConfig) -> Any:
+    """Start the ranks of a run."""
+    return launch(
+        accelerator=config.accelerator, devices=config.devices, nodes=config.nodes, precision=config.precision,
+        timeout=config.timeout, batch_size=config.batch_size,
     )  # fmt: skip
 
 
-def _run(t: Training, spec: EncoderSpec, checkpoint: Checkpoint | None, *, quiet: bool) -> PretrainResult:
-    """Train in the run's folder and leave the encoder there."""
-    main = t.fabric.is_global_zero
-    if main:
-        kept = {**t.config.to_dict(), "resume": False, "overwrite": False}
-        write_atomic(t.run.config, yaml.safe_dump(kept, sort_keys=False))
-    step, exit_code = _train(t, 0 if checkpoint is None else checkpoint.step, quiet)
-    with together():
-        if main:
-            _write_skipped(t.run, t.loader)
-            if step == t.total_steps:
-                save_encoder(t.core.encoder, spec, t.run.path, extra=_origin(t.config, step))
-    return PretrainResult(t.run.path, step, t.total_steps, len(t.loader.skipped), exit_code)
+def _require_data_and_out(config: PretrainConfig, *, data: bool = True) -> None:
+    if not config.out or (data and not config.data):
+        missing = "out" if config.data or not data else "data"
+        raise UserError(f"{missing} is missing: give --data (the images) and --out (the run directory)")
+
+
+def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
+    # Check all input before creating the run directory, so that a typo leaves no files behind.
+    dataset = open_data(config.data)
+    # Rank 0 decides: other nodes need neither the run directory nor, when resuming, the initial weights.
+    fresh = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
+    with raise_on_all_ranks():
+        loader = build_loader(config, dataset, fabric)
+        spec = encoder_spec(config)
+        method = build_method(config, spec, classes=count_classes(dataset))
+        if config.init_from is not None and fresh:
+            initialize(method.encoders, spec, config.init_from, quiet=quiet)
+    with raise_on_all_ranks():
+        run = RunDir(config.out)
+        if fabric.is_global_zero:  # only rank 0 holds the lock
+            run = RunDir.create(config.out, resume=config.resume, overwrite=config.overwrite)
+    with run, _log_file(run, enabled=fabric.is_global_zero):
+        checkpoint = find_checkpoint(run, fabric) if config.resume else None
+        task = prepare(config, fabric, run, dataset, loader, method)
+        if fabric.is_global_zero:
+            saved = {**config.to_dict(), "resume": False, "overwrite": False}
+            write_atomic(run.config, yaml.safe_dump(saved, sort_keys=False))
+        with limit_threads(config.threads):
+            _train(task, checkpoint, opening=_opening(config, dataset, task), quiet=quiet)
+        with raise_on_all_ranks():
+            if fabric.is_global_zero:
+                task.on_save()
+                save_encoder(task.core.encoder, spec, run.path, extra=_origin(config, task.total_steps))
+    return PretrainResult(run.path, task.total_steps, task.total_steps, len(loader.skipped))
+
+
+def open_data(data: str) -> ImageDataset:
+    """Open the training images and check that all ranks see the same ones."""
+    dataset = open_on_all_ranks(lambda: open_dataset(data, split="train", download=True))
+    check_equal_across_ranks(dataset.fingerprint, f"images in {data}")
+    return dataset
+
+
+def count_classes(dataset: ImageDataset) -> int | None:
+    """Return the number of classes, or None without labels."""
+    return None if dataset.labels is None or len(dataset.labels) == 0 else int(dataset.labels.max()) + 1
+
+
+def initialize(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, init_from: str, *, quiet: bool) -> None:
+    """Load the weights of another run or a weights file into every encoder, and report what was loaded."""
+    weights = read_weights(init_from, spec)
+    for encoder in encoders:
+        encoder.load_state_dict(weights.state)
+    _log.info(weights.report)
+    if not quiet:
+        for text in weights.warnings:
+            _log.warning(text)
+        print(weights.report, *(f"warning: {text}" for text in weights.warnings), sep="\n", file=sys.stderr)
+
+
+def find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
+    """Load the newest intact checkpoint of a run on all ranks; None before the first."""
+    checkpoint = load_checkpoint(run.checkpoints, fabric.device)
+    with raise_on_all_ranks():
+        if checkpoint is None and fabric.is_global_zero and run.has_checkpoints():
+            raise UserError(
+                f"no checkpoint in {run.checkpoints} can be read, and starting from step 0 would discard the run."
+                " Restore a checkpoint, or start over with --overwrite instead of --resume."
+            )
+    return checkpoint
+
+
+def build_loader(config: PretrainConfig, dataset: ImageDataset, fabric: Any) -> ViewLoader:
+    """Build the loader of this rank's part of each batch."""
+    return ViewLoader(
+        dataset, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size,
+        seed=config.seed, workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size,
+        device=fabric.device, max_bad_share=config.max_bad_share,
+    )  # fmt: skip
 
 
 def prepare(
-    config: PretrainConfig, fabric: Any, run: RunFolder, source: Source, loader: ViewLoader, method: Any,
-    checkpoint: Checkpoint | None,
-) -> Training:  # fmt: skip
-    """Move everything to its device, wrap it, and put a checkpoint's state back."""
-    method = synchronise_batch_norm(method.to(fabric.device))
+    config: PretrainConfig, fabric: Any, run: RunDir, dataset: ImageDataset, loader: ViewLoader, method: Any
+) -> PretrainTask:
+    """Move the method to its device and wrap it and its optimizer for this rank."""
+    method = synchronize_batch_norm(method.to(fabric.device))
     for encoder in method.encoders:
         encoder.to(memory_format=torch.channels_last)
         if config.compile:
@@ -146,95 +191,51 @@ def prepare(
     )
     method.train()
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
-    fingerprint = source.fingerprint()
-    if checkpoint is not None:
-        check_data(checkpoint, fingerprint, config)
-        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], method, optimizer)
-        fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
-        loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
-
-    def save(step: int) -> None:
-        with together():
-            if not fabric.is_global_zero:
-                return
-            tensors, plain = state.collect(method, optimizer)
-            info = {
-                "optimizer": plain,
-                "precision": fabric.strategy.precision.state_dict(),  # the loss scale of half precision; else empty
-                "data": fingerprint,
-                "skipped": [asdict(skip) for skip in loader.skipped],
-            }
-            save_checkpoint(run.checkpoints, tensors, info, step=step, keep=config.keep_checkpoints)
-            _write_skipped(run, loader)
-
-    labels = None if source.labels is None else torch.from_numpy(source.labels).to(fabric.device)
-    return Training(config, fabric, wrapped, method, wrapped_optimizer, loader, run, len(source), labels, save)
+    labels = None if dataset.labels is None else torch.from_numpy(dataset.labels).to(fabric.device)
+    return PretrainTask(config, fabric, wrapped, method, wrapped_optimizer, loader, run, dataset.fingerprint(), labels)
 
 
-def _train(t: Training, start: int, quiet: bool) -> tuple[int, int]:
-    """The loop with its progress, metrics and signals: steps done and exit code."""
-    main = t.fabric.is_global_zero
-    metrics = MetricsLog(t.run.path, resume_step=start or None) if main else None
-    batch = t.config.batch_size
-    progress = Progress("pretrain", t.total_steps * batch, initial=start * batch, quiet=quiet)
+def _train(task: PretrainTask, checkpoint: Checkpoint | None, *, opening: str, quiet: bool) -> None:
+    """Run the trainer with the run's metrics and stop signals."""
+    config, fabric = task.config, task.fabric
+    start = 0 if checkpoint is None else checkpoint.step
+    metrics = MetricsLog(task.run.path, resume_step=start or None) if fabric.is_global_zero else None
     try:
-        with StopRequest() as stop, progress:
-            progress.say(_opening(t, start))
-            step = train(t, start_step=start, metrics=metrics, progress=progress, stop=stop)
-            if stop.requested is not None and step < t.total_steps:
-                name = stop.requested.name
-                progress.say(
-                    f"stopped by {name} after step {step} of {t.total_steps}; everything is saved. Go on with:\n"
-                    f"  snclr pretrain --resume --out {t.run.path}"
-                )
-                return step, stop.exit_code
-            return step, 0
+        with StopFlag() as stop:
+            Trainer(
+                task=task, description="pretrain", checkpoints=task.run.checkpoints, stop=stop, opening=opening,
+                device=fabric.device, quiet=quiet, metrics=metrics, log_every=config.log_every, epoch_lines=True,
+                save_every=config.checkpoint_every or task.steps_per_epoch, keep=config.keep_checkpoints,
+            ).fit(checkpoint)  # fmt: skip
+    except StopRequested as request:
+        _log.info(f"stopped by {request.signal.name} after step {request.step} of {request.total_steps}")
+        raise
     finally:
         if metrics is not None:
             metrics.close()
 
 
-def _opening(t: Training, start: int) -> str:
-    """What is about to happen, in two lines."""
-    c, n = t.config, t.loader
-    data = f"{t.images:,} images of {c.data}"
-    begin = (
-        f"resuming after step {start} of {t.total_steps}"
-        if start
-        else f"{c.epochs} epochs of {n.steps_per_epoch} steps"
+def _opening(config: PretrainConfig, dataset: ImageDataset, task: PretrainTask) -> str:
+    """Describe the run in one line."""
+    line = (
+        f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on {len(dataset):,} images of "
+        f"{config.data}, {config.epochs} epochs of {task.steps_per_epoch} steps, on {task.fabric.device}"
     )
-    line = f"{c.method} ({c.recipe}): {c.encoder} at {c.image_size} px on {data}, {begin}, on {t.fabric.device}"
-    if (processes := t.fabric.world_size) > 1:
-        line += f", {processes} processes"
+    if (world_size := task.fabric.world_size) > 1:
+        line += f", {world_size} processes"
     _log.info(line)
     return line
 
 
-def _origin(config: PretrainConfig, step: int) -> dict[str, Any]:
-    """Where the weights come from, for config.json."""
-    keep = ("method", "recipe", "data", "epochs", "batch_size", "seed")
-    return {**{name: getattr(config, name) for name in keep}, "steps": step}
-
-
-def _write_skipped(run: RunFolder, loader: ViewLoader) -> None:
-    """The bad images and why, one JSON object a line."""
-    write_atomic(run.skipped, "".join(json.dumps(asdict(skip)) + "\n" for skip in loader.skipped))
+def _origin(config: PretrainConfig, steps: int) -> dict[str, Any]:
+    """Return the facts about the weights that config.json records."""
+    names = ("method", "recipe", "data", "epochs", "batch_size", "seed")
+    return {**{name: getattr(config, name) for name in names}, "steps": steps}
 
 
 @contextmanager
-def threads_set_to(count: int) -> Iterator[None]:
-    """Train with that many threads (0: torch's own choice)."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _log_file(run: RunFolder, *, enabled: bool) -> Iterator[None]:
-    """Everything said also goes to train.log, with the time."""
+def _log_file(run: RunDir, *, enabled: bool) -> Iterator[None]:
+    """Write the log records of the block to train.log."""
     if not enabled:
         yield
         return

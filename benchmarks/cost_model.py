@@ -1,0 +1,231 @@
+"""Analytical cost of an SNCLR training step: seconds of its parts for a job, a network and a machine.
+
+Symbols: global batch B, world size G, N = B/G images per rank, Q queue entries, D dimensions, K neighbors, U distinct
+neighbors selected by the whole batch. One multiply-add is two operations.
+
+    encoder     2 views × (forward and backward, 3F, and the target network's forward, F') × N
+    search      2 directions × 2·N·Q·D operations, and passes over N·Q similarities in memory
+    loss        2 directions × value and gradient × 2·N·(B + U)·D operations, and passes over N·(B + U) logits
+    gather      all_gather of y2 and the selected neighbors in both directions, and of the pushed keys with ids: 6 calls
+    batch norm  one all_gather per layer and view forward, and one all-reduce backward if trained
+    gradient    all-reduce of the trained parameters, minus the part that overlaps with the backward pass
+    update      optimizer and target network: passes over the parameters
+    queue       the push of B keys
+    agreement   stop, failure and non-finite flags: two small all-reduces
+
+docs/reference/scaling.md states which numbers were measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Tile sizes of methods/snclr/kernels.py, which determine the number of kernel launches.
+_TOPK_BUFFER, _LSE_ROWS, _LSE_KEYS = 2**25, 1024, 2048
+_TOPK_KERNELS, _LSE_KERNELS, _PUSH_KERNELS = 15, 10, 15
+_TOPK_PASSES, _LSE_PASSES = 3, 8
+_UPDATE_BYTES = 44
+"""Bytes moved per parameter: AdamW reads and writes weight, gradient and two moments; the EMA update follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """An encoder with its heads at its image size."""
+
+    name: str
+    forward: float
+    """F: operations of one image through encoder, projector and predictor."""
+    momentum_forward: float
+    """F': operations of one image through the target encoder and projector."""
+    parameters: int
+    """Trained parameters."""
+    norms: int
+    """Batch norms in the trained branch."""
+    momentum_norms: int
+    utilization: float = 0.3
+    """Share of a GPU's peak that its passes reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Rates of the processor of one rank and of the interconnect."""
+
+    name: str
+    peak: float
+    """Peak operations per second in the encoder's precision."""
+    float32: float
+    """Achieved operations per second of float32 matrix products, for search and loss."""
+    memory: float
+    """Memory bandwidth in bytes per second."""
+    launch: float
+    """Seconds per kernel launch."""
+    start: float
+    """Fixed latency of a collective in seconds."""
+    near_hop: float
+    """Latency per hop within a node."""
+    far_hop: float
+    """Latency per hop between nodes."""
+    near_link: float
+    """Bytes per second into a rank if all ranks are on one node."""
+    far_link: float
+    """Bytes per second into a node; data for all of its ranks crosses the network once."""
+    per_machine: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The sizes of a step."""
+
+    batch: int
+    processes: int
+    queue: int = 128_000
+    dim: int = 256
+    neighbors: int = 30
+    queue_bytes: int = 4
+    """Bytes of a number in the queue: 4 for float32, 2 for float16."""
+
+    @property
+    def rows(self) -> float:
+        """N: images per rank."""
+        return self.batch / self.processes
+
+
+A100 = Machine(
+    name="A100", peak=312e12, float32=0.7 * 19.5e12, memory=0.8 * 1.555e12, launch=5e-6, start=10e-6, near_hop=1e-6,
+    far_hop=5e-6, near_link=200e9, far_link=0.8 * 50e9,
+)  # fmt: skip
+V100 = Machine(
+    name="V100", peak=125e12, float32=0.7 * 15.7e12, memory=0.8 * 0.9e12, launch=5e-6, start=10e-6, near_hop=1e-6,
+    far_hop=5e-6, near_link=100e9, far_link=0.8 * 12.5e9,
+)  # fmt: skip
+
+
+def distinct_picks(job: Job) -> float:
+    """Return U if all entries are equally likely; an upper estimate, at most min(B·K, Q).
+
+    >>> round(distinct_picks(Job(batch=4096, processes=32)))
+    78990
+    """
+    return job.queue * -math.expm1(-job.batch * job.neighbors / job.queue)
+
+
+def queue_memory(job: Job) -> int:
+    """Return the bytes of the queue on every rank: features, ids and ages.
+
+    >>> queue_memory(Job(batch=4096, processes=32))
+    133120000
+    """
+    return job.queue * (job.dim * job.queue_bytes + 16)
+
+
+def search_seconds(job: Job, machine: Machine) -> float:
+    """Return the seconds of Eq. 3 for one rank's rows in both directions."""
+    pairs = job.rows * job.queue
+    tiles = math.ceil(pairs / _TOPK_BUFFER)
+    one = 2 * pairs * job.dim / machine.float32 + 4 * _TOPK_PASSES * pairs / machine.memory
+    return 2 * (one + tiles * _TOPK_KERNELS * machine.launch)
+
+
+def loss_seconds(job: Job, machine: Machine) -> float:
+    """Return the seconds of Eq. 2 and its gradient for one rank's rows in both directions."""
+    picks = distinct_picks(job)
+    pairs = job.rows * (job.batch + picks)
+    tiles = math.ceil(job.rows / _LSE_ROWS) * (math.ceil(job.batch / _LSE_KEYS) + math.ceil(picks / _LSE_KEYS))
+    own = 2 * 4 * job.rows * job.neighbors * job.dim  # the selected rows, for w and for the numerator
+    one = 4 * pairs * job.dim / machine.float32 + (4 * _LSE_PASSES * pairs + own) / machine.memory
+    return 2 * (one + tiles * _LSE_KERNELS * machine.launch)
+
+
+def gather_seconds(job: Job, machine: Machine) -> float:
+    """Return the seconds of all all_gather calls: y2 and its neighbors per direction, then the pushed keys and ids."""
+    sizes = [4 * job.dim, 8 * job.neighbors] * 2 + [4 * job.dim, 8]
+    return sum(gather_message(job.batch * size, job.processes, machine) for size in sizes)
+
+
+def gather_message(size: float, processes: int, machine: Machine) -> float:
+    """Return the seconds of a ring all_gather with a result of `size` bytes; 0 for one process."""
+    if processes == 1:
+        return 0.0
+    machines = math.ceil(processes / machine.per_machine)
+    hops = (processes - machines) * machine.near_hop + (machines - 1) * machine.far_hop
+    return machine.start + hops + size * (processes - 1) / processes / _link(processes, machine)
+
+
+def reduce_message(size: float, processes: int, machine: Machine) -> float:
+    """Return the seconds of a tree all-reduce of `size` bytes."""
+    if processes == 1:
+        return 0.0
+    machines = math.ceil(processes / machine.per_machine)
+    near = min(processes, machine.per_machine) - 1
+    hops = 2 * (near * machine.near_hop + math.ceil(math.log2(machines)) * machine.far_hop)
+    return machine.start + hops + 2 * size * (processes - 1) / processes / _link(processes, machine)
+
+
+def _link(processes: int, machine: Machine) -> float:
+    return machine.near_link if processes <= machine.per_machine else machine.far_link
+
+
+def norm_messages(network: Network) -> tuple[int, int]:
+    """Return the collectives of synchronized batch norm per step for two views: all_gather, all-reduce."""
+    return 2 * (network.norms + network.momentum_norms), 2 * network.norms
+
+
+def step_parts(job: Job, network: Network, machine: Machine) -> dict[str, float]:
+    """Return the seconds of each part of a step, without data wait."""
+    rate = machine.peak * network.utilization
+    trained, followed = 6 * network.forward, 2 * network.momentum_forward
+    encoder = (trained + followed) * job.rows / rate
+    backward = trained * 2 / 3 * job.rows / rate
+    gathers, reduces = norm_messages(network)
+    small = 8 * 1024  # bytes of a layer's statistics; latency dominates
+    norm = gathers * gather_message(small, job.processes, machine)
+    norm += reduces * reduce_message(small, job.processes, machine)
+    gradient = reduce_message(4 * network.parameters, job.processes, machine)
+    pushed = 3 * job.batch * (4 * job.dim + 16) / machine.memory + _PUSH_KERNELS * machine.launch
+    return {
+        "encoder": encoder,
+        "search": search_seconds(job, machine),
+        "loss": loss_seconds(job, machine),
+        "gather": gather_seconds(job, machine),
+        "batch norm": norm,
+        "gradient": max(0.0, gradient - backward),
+        "update": _UPDATE_BYTES * network.parameters / machine.memory,
+        "queue": pushed,
+        "agreement": 2 * reduce_message(24, job.processes, machine),
+    }
+
+
+def queue_at_share(share: float, network: Network, machine: Machine, *, dim: int = 256) -> float:
+    """Return the queue length whose search takes `share` of the encoder's time, for any batch and world size."""
+    image = (6 * network.forward + 2 * network.momentum_forward) / (machine.peak * network.utilization)
+    entry = 2 * (2 * dim / machine.float32 + 4 * _TOPK_PASSES / machine.memory)
+    return share * image / entry
+
+
+def queue_at_memory(size: float, *, dim: int = 256, queue_bytes: int = 4) -> int:
+    """Return the queue length that fills `size` bytes on every rank.
+
+    >>> queue_at_memory(1e9)
+    961538
+    """
+    return int(size // (dim * queue_bytes + 16))
+
+
+def sharded_search_seconds(job: Job, machine: Machine) -> float:
+    """Return the search seconds with the queue sharded over G ranks: each searches its shard for all B rows.
+
+    The operations are the same, N·Q = B·(Q/G); memory shrinks by G. Merging adds an all_gather of each shard's K best
+    values and indices per row.
+    """
+    merge = gather_message(job.rows * job.processes * job.neighbors * 12, job.processes, machine)
+    return search_seconds(job, machine) + 2 * merge
+
+
+def inverted_lists_speedup(queue: int, lists: int, probes: int) -> float:
+    """Return the reduction of products by an inverted-list index with `lists` centers and `probes` probed lists.
+
+    >>> round(inverted_lists_speedup(128_000, lists=360, probes=16), 1)
+    21.2
+    """
+    return queue / (lists + probes * queue / lists)

@@ -1,0 +1,104 @@
+"""mkdocs hook: replace `<!-- generate: NAME -->` in a page by a table that is made from the code.
+
+The names are those of `GENERATORS`. `mkdocs.yml` lists this file under `hooks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+MARK = re.compile(r"<!-- generate: (\w+) -->")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace every mark of a page. Called by mkdocs."""
+    return MARK.sub(lambda mark: GENERATORS[mark[1]](), markdown)
+
+
+def settings() -> str:
+    """All settings by group, with default, choices and the methods that use them."""
+    from snclr.methods.config import METHODS
+    from snclr.train.config import setting_groups
+
+    parts = []
+    for title, group in setting_groups().items():
+        parts.append(f"## {title}\n")
+        rows = []
+        for setting in group.values():
+            users = [name for name, config in METHODS.items() if setting.name in config.setting_names()]
+            used = f" Methods: {', '.join(users)}." if users else ""
+            rows.append(
+                (f"`--{setting.name.replace('_', '-')}`", _values(setting), _default(setting), setting.help + used)
+            )
+        parts.append(_table(("flag", "values", "default", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def methods() -> str:
+    """All methods with their paper and the values of that paper."""
+    from snclr.methods.config import METHODS
+    from snclr.train.config import all_settings
+
+    shared = all_settings()
+    rows = []
+    for name, config in METHODS.items():
+        defaults = {f.name: f.default for f in dataclasses.fields(config)}
+        own = [f"{setting} {value}" for setting, value in defaults.items() if value != shared[setting].default]
+        rows.append((f"`{name}`", config.paper(), ", ".join(own) or "–"))
+    return _table(("method", "paper", "settings that differ from the shared defaults"), rows)
+
+
+def recipes() -> str:
+    """All recipes with their main settings and what their header says."""
+    from snclr.recipes import RECIPES
+    from snclr.train.config import resolve
+
+    rows = []
+    for name in RECIPES:
+        c = resolve({"recipe": name})
+        rows.append((
+            f"`{name}`", f"{c.encoder}, {c.image_size} px", f"{c.batch_size}, {c.epochs}",
+            f"{c.optimizer}, {c.lr:g}, {c.weight_decay:g}", f"{c.neighbors}, {c.queue_length:,}, {c.dim}",
+            RECIPES[name].summary,
+        ))  # fmt: skip
+    head = ("recipe", "encoder, image size", "batch, epochs", "optimizer, base lr, weight decay", "K, Q, D", "for")
+    return _table(head, rows)
+
+
+def cli() -> str:
+    """The help of every command."""
+    from snclr.cli.main import COMMANDS
+
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(_help, COMMANDS))
+    return "\n".join(f"## snclr {name}\n\n```text\n{text}\n```\n" for name, text in zip(COMMANDS, texts, strict=True))
+
+
+GENERATORS: dict[str, Callable[[], str]] = {"settings": settings, "methods": methods, "recipes": recipes, "cli": cli}
+
+
+def _help(command: str) -> str:
+    environment = {**os.environ, "COLUMNS": "84", "NO_COLOR": "1", "TERM": "dumb"}
+    arguments = [sys.executable, "-m", "snclr", command, "--help"]
+    return subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _values(setting: Any) -> str:
+    kinds = [{"NoneType": "none", "str": "text"}.get(kind.__name__, kind.__name__) for kind in setting.types]
+    return ", ".join([*(f"`{choice}`" for choice in setting.choices), *kinds])
+
+
+def _default(setting: Any) -> str:
+    return "–" if setting.default in (None, "") else f"`{setting.default}`"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

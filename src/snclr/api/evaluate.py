@@ -1,0 +1,152 @@
+"""Classification accuracy of a run's encoder: `snclr.knn`, `snclr.linear` and `snclr.finetune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from snclr.evaluation.results import FinetuneResult, KnnResult, LinearResult
+
+
+def knn(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    test: str | None = None,
+    k: int = 200,
+    temperature: float = 0.07,
+    workers: int = 0,
+    device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
+    cache: bool = True,
+    seed: int = 0,
+    quiet: bool = False,
+) -> KnnResult:
+    """Evaluate a run with a weighted k-nearest-neighbor classifier on its frozen features.
+
+    The result is also appended to RUN/results.jsonl. Features are cached in RUN/evaluation/features. A stop (Ctrl-C,
+    SIGTERM) saves and raises StopRequested; the same call continues.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        data: Labeled images: a folder, a list, shards or a dataset name (default: the run's training data).
+        test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
+        k: Number of neighbors that vote.
+        temperature: Temperature of the vote weights, exp(cosine / temperature).
+        workers: Dataloader worker processes per rank.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        devices: Ranks on this node: a number, or auto for all GPUs.
+        nodes: Number of nodes.
+        cache: Read and write features in RUN/evaluation/features.
+        seed: Seed of the train/test split.
+        quiet: Print no progress.
+    """
+    from snclr.evaluation.knn import evaluate_knn
+    from snclr.evaluation.session import session
+
+    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+        return evaluate_knn(
+            current, run, data=data, test=test, k=k, temperature=temperature, workers=workers, seed=seed
+        )
+
+
+def linear(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    test: str | None = None,
+    protocol: Literal["cached", "paper"] = "cached",
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    workers: int = 0,
+    device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
+    cache: bool = True,
+    seed: int = 0,
+    quiet: bool = False,
+) -> LinearResult:
+    """Evaluate a run with a linear classifier on its frozen encoder.
+
+    The result is also appended to RUN/results.jsonl. A stop (Ctrl-C, SIGTERM) saves and raises StopRequested; the same
+    call continues.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        data: Labeled images: a folder, a list, shards or a dataset name (default: the run's training data).
+        test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
+        protocol: cached: features of center crops, extracted once. paper: random crops and flips through the frozen
+            encoder in every epoch.
+        epochs: Passes over the data (default: 100 with cached, 90 with paper).
+        batch_size: Images per step (default: 1024 with cached, 4096 with paper).
+        lr: Learning rate (default: the best of a grid with cached; 0.1, or 3 for ViTs, × batch/256 with paper).
+        workers: Dataloader worker processes per rank.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        devices: Ranks on this node: a number, or auto for all GPUs.
+        nodes: Number of nodes.
+        cache: Read and write features in RUN/evaluation/features.
+        seed: Seed of the train/test split and of training.
+        quiet: Print no progress.
+    """
+    from snclr.evaluation.linear import evaluate_linear
+    from snclr.evaluation.session import session
+
+    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+        return evaluate_linear(
+            current, run, data=data, test=test, protocol=protocol, epochs=epochs, batch_size=batch_size, lr=lr,
+            workers=workers, seed=seed,
+        )  # fmt: skip
+
+
+def finetune(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    test: str | None = None,
+    labels: str | Path = "10%",
+    from_scratch: bool = False,
+    epochs: int | None = None,
+    batch_size: int = 256,
+    lr: float = 0.05,
+    head_lr: float | None = None,
+    weight_decay: float = 0.0,
+    workers: int = 0,
+    device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
+    seed: int = 0,
+    quiet: bool = False,
+) -> FinetuneResult:
+    """Fine-tune the whole encoder on a subset of the labels and measure its test accuracy.
+
+    The result is also appended to RUN/results.jsonl. A stop (Ctrl-C, SIGTERM) saves and raises StopRequested; the same
+    call continues.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        data: Labeled images: a folder, a list, shards or a dataset name (default: the run's training data).
+        test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
+        labels: Share of the training labels, such as 1% or 10%, or a file with one image name per line.
+        from_scratch: Start from random weights instead of the run's.
+        epochs: Passes over the labeled images (default: 60 up to 1% of the labels, else 30).
+        batch_size: Images per step, at most the number of labeled images.
+        lr: Base learning rate; the peak is lr × batch size / 256.
+        head_lr: Base learning rate of the head (default: lr).
+        weight_decay: Weight decay of all weights.
+        workers: Dataloader worker processes per rank.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        devices: Ranks on this node: a number, or auto for all GPUs.
+        nodes: Number of nodes.
+        seed: Seed of the split, the subset and training.
+        quiet: Print no progress.
+    """
+    from snclr.evaluation.finetune import evaluate_finetune
+    from snclr.evaluation.session import session
+
+    with session(device=device, devices=devices, nodes=nodes, quiet=quiet) as current:
+        return evaluate_finetune(
+            current, run, data=data, test=test, labels=labels, from_scratch=from_scratch, epochs=epochs,
+            batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, workers=workers, seed=seed,
+        )  # fmt: skip

@@ -1,0 +1,193 @@
+"""Features and neighbors of images: `snclr.embed`, `snclr.search`, `snclr.neighbors`, `snclr.explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from snclr.errors import UserError
+from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
+
+
+def embed(
+    run: str | Path,
+    *,
+    out: str | Path,
+    data: str | None = None,
+    split: str = "train",
+    normalize: bool = False,
+    batch_size: int = 128,
+    workers: int = 0,
+    device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
+    cache: bool = True,
+    quiet: bool = False,
+) -> EmbedResult:
+    """Write the features of every readable image's center crop to a file.
+
+    A stop (Ctrl-C, SIGTERM) raises StopRequested; the same call continues with the cached features.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        out: File to write: .npy, .npz or .parquet.
+        data: Images: a folder, a list, shards or a dataset name (default: the run's training data).
+        split: Split of the dataset: train, test, all …
+        normalize: Scale each feature vector to length 1, so that a dot product is a cosine.
+        batch_size: Images per forward pass.
+        workers: Dataloader worker processes per rank.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        devices: Ranks on this node: a number, or auto for all GPUs.
+        nodes: Number of nodes.
+        cache: Read and write features in RUN/evaluation/features.
+        quiet: Print no progress.
+    """
+    from snclr.evaluation.retrieval.embeddings import check_out, embed_dataset
+    from snclr.evaluation.session import session
+
+    check_out(out)
+    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+        return embed_dataset(
+            current, run, out=out, data=data, split=split, normalize=normalize, batch_size=batch_size, workers=workers
+        )
+
+
+def search(
+    run: str | Path,
+    image: str | Path,
+    *,
+    data: str | None = None,
+    k: int = 10,
+    index: Literal["auto", "exact", "faiss"] = "auto",
+    embeddings: str | Path | None = None,
+    split: str | None = None,
+    out: str | Path | None = None,
+    workers: int = 0,
+    device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
+    cache: bool = True,
+    quiet: bool = False,
+) -> SearchResult:
+    """Find the most similar images of a collection, by cosine of the encoder's features.
+
+    An image that is itself in the collection is not returned. A stop (Ctrl-C, SIGTERM) raises StopRequested; the same
+    call continues with the cached features.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        image: Image file, folder of images, or key of an image in the collection.
+        data: The collection: a folder, a list, shards or a dataset name (default: the run's training data).
+        k: Number of similar images.
+        index: exact search, a faiss index, or auto: the faster of the two.
+        embeddings: Features of the collection: a file written by snclr embed.
+        split: Split of the collection (default: train, or that of --embeddings).
+        out: PNG file for a figure of the first 12 queries.
+        workers: Dataloader worker processes per rank.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        devices: Ranks on this node: a number, or auto for all GPUs.
+        nodes: Number of nodes.
+        cache: Read and write features in RUN/evaluation/features.
+        quiet: Print no progress.
+    """
+    from snclr.evaluation.retrieval.index import check_k, choose_index
+    from snclr.evaluation.retrieval.search import search_images
+    from snclr.evaluation.session import session
+    from snclr.reports.figures.neighbors import draw_neighbors
+
+    _check_figure(out)
+    check_k(k)
+    choose_index(index, 1, 1)  # rejects a missing faiss before anything is computed
+    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+        return search_images(
+            current, run, image, data=data, k=k, index=index, embeddings=embeddings, split=split, out=out,
+            workers=workers, draw=draw_neighbors,
+        )  # fmt: skip
+
+
+def neighbors(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path] = (),
+    *,
+    data: str | None = None,
+    candidates: str | None = None,
+    k: int = 5,
+    rows: int = 6,
+    seed: int = 0,
+    out: str | Path | None = None,
+    workers: int = 0,
+    device: str = "auto",
+    devices: str | int = "1",
+    nodes: int = 1,
+    cache: bool = True,
+    quiet: bool = False,
+) -> NeighborsResult:
+    """Draw images with their nearest neighbors and positiveness, as in the paper's figure.
+
+    Images are compared as in training: by the projections y2 (Eq. 3), ranked by positiveness w (Eq. 4), scaled to a
+    row maximum of 1. Runs of other methods are compared by their encoder's features. A stop (Ctrl-C, SIGTERM) raises
+    StopRequested; the same call continues with the cached features.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        images: Image files, folders, or keys of images in the data (default: a sample of --data).
+        data: Images to draw and to search in (default: the run's training data).
+        candidates: Where to search: queue, or images such as a folder (default: --data).
+        k: Neighbors per image; the paper shows 5 and 10.
+        rows: Number of query images if no IMAGE is given.
+        seed: Seed of the image sample.
+        out: PNG file of the figure (default: RUN/figures/neighbors.png).
+        workers: Dataloader worker processes per rank.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        devices: Ranks on this node: a number, or auto for all GPUs.
+        nodes: Number of nodes.
+        cache: Read and write features in RUN/evaluation/features.
+        quiet: Print no progress.
+    """
+    from snclr.evaluation.retrieval.neighbors import find_neighbors
+    from snclr.evaluation.session import session
+    from snclr.reports.figures.neighbors import draw_neighbors
+
+    _check_figure(out)
+    queries = [images] if isinstance(images, (str, Path)) else list(images)
+    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+        return find_neighbors(
+            current, run, queries, data=data, candidates=candidates, k=k, rows=rows, seed=seed, out=out,
+            workers=workers, draw=draw_neighbors,
+        )  # fmt: skip
+
+
+def explain(
+    run: str | Path,
+    image: str | Path,
+    *,
+    candidates: str = "queue",
+    out: str | Path | None = None,
+    workers: int = 0,
+    device: str = "auto",
+    quiet: bool = False,
+) -> Explanation:
+    """Explain the SNCLR loss of one image: cosine, positiveness, probability and share of each neighbor.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        image: Image file, or key of an image in the run's data.
+        candidates: Where to search: queue, or images such as a folder.
+        out: PNG file of the figure (default: RUN/figures/explain-IMAGE.png).
+        workers: Dataloader worker processes per rank.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        quiet: Print no progress.
+    """
+    from snclr.evaluation.retrieval.explain import explain_image
+    from snclr.reports.figures.explain import draw_explanation
+
+    _check_figure(out)
+    return explain_image(
+        run, image, candidates=candidates, out=out, workers=workers, device=device, quiet=quiet, draw=draw_explanation
+    )
+
+
+def _check_figure(out: str | Path | None) -> None:
+    if out is not None and Path(out).suffix.lower() != ".png":
+        raise UserError(f"the figure {out} must end in .png")

@@ -1,0 +1,220 @@
+"""The plan of a study: rows (a label and its settings) × seeds, as runs that are identified by a key."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snclr.errors import UserError
+from snclr.io.hashing import sha256_file, sha256_json
+from snclr.methods import METHODS
+from snclr.train.config import MAY_CHANGE_ON_RESUME, REMOVED_SETTINGS, all_settings, resolve, settings_for_method
+
+SHARED = frozenset(
+    {
+        *("data", "recipe", "encoder", "image_size", "stem", "heads", "sincos", "freeze_patch_embed"),
+        *("batch_size", "epochs", "views", "crop_min", "precision", "init_from"),
+    }
+)
+"""Settings that are the same for all rows; a flag sets them."""
+ENVIRONMENT = MAY_CHANGE_ON_RESUME - {"init_from"}
+"""Settings that do not change the weights and are not part of a run's key. A fingerprint replaces `data`."""
+ASSIGNED = frozenset({"method", "seed", "out", "resume", "overwrite"})
+"""Settings that the study assigns to each run."""
+TUNE_SEED = 1_000_000
+"""Seed of the tuning runs; no compared run has it."""
+VALIDATION_SHARE = 0.1
+"""Share of each training class that is held out for tuning."""
+_SPLIT_NAMES = ("train", "training", "val", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table: its label, and the settings in which it differs from other rows."""
+
+    label: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a run is evaluated; `kind` is test, validation (a part of the training set) or cost (seconds, memory)."""
+
+    kind: str = "test"
+    data: str | None = None
+    test: str | None = None
+    k: int = 200
+    temperature: float = 0.07
+    steps: int = 0
+    fingerprint: str = ""
+    """Digest of the labeled images."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: the settings given to its process, the settings that identify it, and its evaluation."""
+
+    label: str
+    seed: int
+    given: dict[str, Any]
+    settings: dict[str, Any]
+    data: str
+    """Digest of the training images."""
+    evaluation: Evaluation
+
+    @property
+    def training_key(self) -> str:
+        """Digest of everything that determines the weights."""
+        return sha256_json([_non_default(self.settings), self.data])
+
+    @property
+    def key(self) -> str:
+        """Digest of everything that determines the record: training and evaluation."""
+        evaluation = {n: v for n, v in dataclasses.asdict(self.evaluation).items() if n not in ("data", "test")}
+        if self.evaluation.kind == "cost" and self.given.get("compile"):
+            evaluation["compile"] = True  # same weights, different timings
+        return sha256_json([_non_default(self.settings), self.data, evaluation])
+
+    def is_recorded_by(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record has this run's key and no setting with another value."""
+        if record.get("key") != self.key:
+            return False
+        recorded = {name: value for name, value in record["settings"].items() if REMOVED_SETTINGS.get(name) != value}
+        return {**self.settings, **recorded} == self.settings
+
+    @property
+    def folder(self) -> str:
+        """Name of the run directory."""
+        return f"{self.settings['method']}-seed{self.seed}-{self.training_key[:12]}"
+
+    @property
+    def record(self) -> str:
+        """File name of the record."""
+        return f"{self.settings['method']}-seed{self.seed}-{self.key[:12]}.json"
+
+    @property
+    def title(self) -> str:
+        """Label and seed, for messages."""
+        return f"{self.label}, seed {self.seed}"
+
+
+def make_run(
+    entry: Entry, seed: int, common: Mapping[str, Any], *, data: str, evaluation: Evaluation, **overrides: Any
+) -> Run:
+    """Resolve the settings of one row and seed; common settings that its method does not use are left out."""
+    method = str(entry.settings["method"])
+    shared = (
+        settings_for_method(method, common) if method in METHODS else dict(common)
+    )  # resolve rejects unknown methods
+    given = {**shared, **entry.settings, **overrides, "seed": seed}
+    settings = {name: value for name, value in resolve(given).to_dict().items() if name not in ENVIRONMENT}
+    if settings.get("init_from"):
+        settings["init_from"] = _weights_digest(str(settings["init_from"]))
+    return Run(entry.label, seed, given, settings, data, evaluation)
+
+
+def data_name(data: str) -> str:
+    """Return the name of a dataset for tables: the last part of its path, with the parent of a split.
+
+    >>> data_name("/home/me/flowers/"), data_name("/home/me/flowers/train"), data_name("demo")
+    ('flowers', 'flowers/train', 'demo')
+    """
+    path = Path(data)
+    return f"{path.parent.name}/{path.name}".lstrip("/") if path.name in _SPLIT_NAMES else path.name
+
+
+def parse_methods(text: str | Sequence[str]) -> list[Entry]:
+    """Parse rows: `snclr,nnclr` or, with settings, `snclr:neighbors=10,gamma=max,nnclr`.
+
+    >>> [entry.settings for entry in parse_methods("snclr:neighbors=10,gamma=max,nnclr")]
+    [{'method': 'snclr', 'neighbors': 10, 'gamma': 'max'}, {'method': 'nnclr'}]
+    """
+    text = "".join((text if isinstance(text, str) else ",".join(text)).split())
+    specs = [spec for spec in re.split(r",(?=[^=,]*(?:[:,]|$))", text) if spec]  # at commas before a method
+    if not specs:
+        raise UserError("--methods is empty. Give a list, e.g. snclr,nnclr,mocov3; `snclr methods` lists all methods")
+    if len(set(specs)) < len(specs):
+        raise UserError(f"--methods {text} contains a row twice; give each row once")
+    return [_parse_entry(spec) for spec in specs]
+
+
+def _parse_entry(spec: str) -> Entry:
+    method, _, rest = spec.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",") if part]
+    if "=" in method or not all(sign for _, sign, _ in pairs):
+        raise UserError(f"--methods: {spec!r} is not a method with settings. Write METHOD:NAME=VALUE,NAME=VALUE")
+    settings = {_tunable(name, "--methods"): value for name, _, value in pairs}
+    return Entry(spec, {"method": method, **{name: parse_value(name, value) for name, value in settings.items()}})
+
+
+def _tunable(name: str, flag: str) -> str:
+    """Return the name of a setting with underscores; raise UserError if it must be the same for all rows."""
+    name = name.strip().replace("-", "_")
+    if name in SHARED | ENVIRONMENT | ASSIGNED:
+        raise UserError(f"{flag}: {name} must be the same for all rows. Set it with --{name.replace('_', '-')}")
+    return name
+
+
+def parse_value(name: str, text: str) -> Any:
+    """Convert text to the type of a setting.
+
+    >>> parse_value("neighbors", "10"), parse_value("gamma", "max"), parse_value("final_bn", "true")
+    (10, 'max', True)
+    """
+    if name not in all_settings():
+        resolve({name: text})  # raises with a spelling hint
+    return all_settings()[name].parse(text)
+
+
+def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
+    """Parse seeds: `3` gives 0, 1, 2; `0,4,7` is a list; `4,` is seed 4 alone.
+
+    >>> parse_seeds("3"), parse_seeds("4,"), parse_seeds([1, 2])
+    ([0, 1, 2], [4], [1, 2])
+    """
+    try:
+        if isinstance(seeds, str):
+            seeds = [int(part) for part in seeds.split(",") if part.strip()] if "," in seeds else int(seeds)
+        parsed = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    except ValueError:
+        raise UserError(f"--seeds takes a number of seeds (3) or a list (0,4,7), not {seeds!r}") from None
+    if not parsed or min(parsed) < 0 or len(set(parsed)) < len(parsed):
+        raise UserError(f"--seeds {seeds!r}: give at least one seed, all different and not negative")
+    return parsed
+
+
+def parse_tune(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Parse the tuning grid; several settings give every combination.
+
+    >>> parse_tune(["lr=0.1,0.2"])
+    [{'lr': 0.1}, {'lr': 0.2}]
+    """
+    axes: list[list[tuple[str, Any]]] = []
+    for text in texts:
+        name, _, values = text.partition("=")
+        parts = [value.strip() for value in values.split(",") if value.strip()]
+        if len(set(parts)) < 2:
+            raise UserError(f"--tune takes a setting and at least two values, e.g. lr=0.002,0.004, not {text!r}")
+        name = _tunable(name, "--tune")
+        axes.append([(name, parse_value(name, part)) for part in parts])
+    return [dict(choice) for choice in itertools.product(*axes)] if axes else []
+
+
+def _non_default(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop settings at their default, so that settings added in later versions do not change the key."""
+    return {name: value for name, value in settings.items() if value != all_settings()[name].default}
+
+
+def _weights_digest(path: str) -> str:
+    """Return the digest of the initial weights, which identifies them independently of their path."""
+    from snclr.checkpoint.run_dir import RunDir
+
+    file = RunDir(path).encoder_weights if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise UserError(f"--init-from {path}: there is no such weights file or complete run")
+    return f"sha256:{sha256_file(file)[:16]}"

@@ -1,0 +1,188 @@
+"""The table of a study, computed from its records: as JSON values, for the terminal, and as markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from snclr.benchmark.records import Records
+from snclr.benchmark.statistics import paired, summarize
+
+METRICS = {"knn": "kNN top-1", "linear": "linear top-1"}
+_COSTS = ("seconds", "cpu_seconds", "peak_mb", "queue_mb", "purity")
+Part = tuple[list[str], list[list[str]]]
+"""Headers and rows of a table."""
+
+
+def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
+    """Compute the numbers of a study's table; rows without finished runs have a label only."""
+    by_row = records.by_row(study)
+    evaluated = {name for row in by_row for record in row.values() for name in record["numbers"]}
+    metrics = ["seconds_per_step"] if study["kind"] == "cost" else [name for name in METRICS if name in evaluated]
+    rows: list[dict[str, Any]] = []
+    for row, by_seed in zip(study["rows"], by_row, strict=True):
+        missing = [seed for seed in study["seeds"] if seed not in by_seed]
+        cells = {"label": row["label"], "seeds": sorted(by_seed), "missing": missing, "tuned": row["tuned"]}
+        for name in (*metrics, *_COSTS):
+            values = {seed: v for seed, record in sorted(by_seed.items()) if (v := _value(record, name)) is not None}
+            if values:
+                cells[name] = {"by_seed": values, **asdict(summarize(list(values.values())))}
+                if name in metrics:
+                    difference = paired(values, rows[0].get(name, {"by_seed": {}})["by_seed"]) if rows else None
+                    cells[f"{name}_difference"] = None if difference is None else asdict(difference)
+        rows.append(cells)
+    return {
+        **{name: study[name] for name in ("name", "title", "kind", "command", "rule", "seeds", "protocol")},
+        "metrics": metrics,
+        "rows": rows,
+        "protocols": _first_protocols(by_row),
+        "notes": [*study["notes"], *_cost_notes(by_row), *_missing(rows)],
+    }
+
+
+def _value(record: dict[str, Any], name: str) -> float | None:
+    """Return a number of a record; purity is the mean of the last tenth of its series, a single batch is noisy."""
+    if name != "purity":
+        value: float | None = {**record["cost"], **record["numbers"]}.get(name)
+        return value
+    series = record.get("series", {}).get("same_class", [])
+    values = [value for value in series[-max(1, len(series) // 10) :] if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _first_protocols(by_row: Sequence[Mapping[int, dict[str, Any]]]) -> list[str]:
+    """Return the evaluation protocols of the first run."""
+    first = next((record for row in by_row for record in row.values()), None)
+    return [f"same for every run: {text}" for text in first["protocols"].values()] if first else []
+
+
+def _cost_notes(by_row: Sequence[Mapping[int, dict[str, Any]]]) -> list[str]:
+    """Explain the seconds and megabytes, and warn if they were measured under different conditions."""
+    records = [record for row in by_row for record in row.values()]
+    if not records:
+        return []
+    memory = {"cuda": "tensors on the GPU", "process": "the training process, without data workers"}
+    kinds = " and ".join(memory[kind] for kind in sorted({record["cost"]["memory"] for record in records}))
+    where = [record["where"] for record in records]
+    machine = f"{where[0]['device']}, {where[0]['threads']} threads, {where[0]['jobs']} parallel run(s)"
+    notes = [f"seconds: wall time of training (CPU seconds: of its process); peak MB: {kinds}; on {machine}"]
+    if any(other != where[0] for other in where):
+        names = sorted({n for other in where for n in {*other, *where[0]} if other.get(n) != where[0].get(n)})
+        notes.append(f"the conditions of the runs differ ({', '.join(names)}): their timings cannot be compared")
+    if any(record["cost"].get("attempts", 1) > 1 for record in records):
+        notes.append("some runs were interrupted and resumed; their seconds are summed over all attempts")
+    return notes
+
+
+def _missing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    gaps = [f"{row['label']} (seeds {', '.join(map(str, row['missing']))})" for row in rows if row["missing"]]
+    return [f"not finished: {'; '.join(gaps)}"] if gaps else []
+
+
+def show(table: Mapping[str, Any]) -> None:
+    """Print the table with its protocol to the terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    # Wide enough for any table: a narrow terminal wraps lines instead of losing columns.
+    console = Console(width=1000, highlight=False, markup=False, soft_wrap=True)
+    console.print(table["title"])
+    for heads, rows in _parts(table):
+        grid = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+        for column in grid.columns[1:]:
+            column.justify = "right"
+        for row in rows:
+            grid.add_row(*row)
+        console.print(grid)
+    for line in _explanation(table):
+        console.print(f"  {line}")
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """Return the table as markdown, with its protocol and command."""
+    blocks = [_markdown_table(*part) for part in _parts(table)]
+    lines = "\n".join(f"- {line}" for line in _explanation(table))
+    blocks.append(f"<details><summary>How it was measured</summary>\n\n{lines}\n\n</details>")
+    if table["command"]:
+        blocks.append(f"```\n{table['command']}\n```")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _explanation(table: Mapping[str, Any]) -> list[str]:
+    rule = [f"rule: {table['rule']}"] if table["rule"] else []
+    return [*table["protocol"], *rule, *table["protocols"], *table["notes"]]
+
+
+def _parts(table: Mapping[str, Any]) -> list[Part]:
+    """Return headers and rows: means and costs, then the paired differences."""
+    if table["kind"] == "cost":
+        return [_cost_part(table)]
+    paired_parts = [_paired_part(table, metric) for metric in table["metrics"]] if len(table["rows"]) > 1 else []
+    return [_mean_part(table), *paired_parts]
+
+
+def _mean_part(table: Mapping[str, Any]) -> Part:
+    rows = table["rows"]
+    columns: dict[str, Callable[[Any], str]] = {"row": lambda row: row["label"]}
+    for metric in table["metrics"]:
+        columns[METRICS[metric]] = lambda row, metric=metric: _mean(row, metric, ".2f", 100)  # type: ignore[misc]
+    if any("purity" in row for row in rows):
+        columns["neighbor purity"] = lambda row: _mean(row, "purity", ".2f", 100)
+    if any(row["tuned"] for row in rows):
+        columns["chosen"] = lambda row: ", ".join(f"{name}={value}" for name, value in row["tuned"].items()) or "–"
+    columns["seconds"] = lambda row: _mean(row, "seconds", ",.0f")
+    if all("cpu_seconds" in row for row in rows):
+        columns["CPU seconds"] = lambda row: _mean(row, "cpu_seconds", ",.0f")
+    columns["peak MB"] = lambda row: _mean(row, "peak_mb", ",.0f")
+    columns["seeds"] = lambda row: str(len(row["seeds"]))
+    return list(columns), [[text(row) for text in columns.values()] for row in rows]
+
+
+def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
+    """Return the differences to the first row by seed, in percentage points."""
+    first, seeds = table["rows"][0]["label"], table["seeds"]
+    heads = [f"{METRICS[metric]} minus {first}", *(f"seed {seed}" for seed in seeds)]
+    rows = []
+    for row in table["rows"][1:]:
+        difference = row.get(f"{metric}_difference")
+        if difference is None:
+            rows.append([row["label"], *("–" for _ in seeds), "–", "–", "not finished"])
+            continue
+        by_seed = [_points(difference["by_seed"].get(seed)) for seed in seeds]
+        sd = "" if difference["sd"] is None else f" ± {100 * difference['sd']:.2f}"
+        interval = " to ".join(map(_points, difference["interval"])) if difference["interval"] else "–"
+        rows.append([row["label"], *by_seed, _points(difference["mean"]) + sd, interval, difference["verdict"]])
+    return [*heads, "mean ± sd", "95 % interval", "verdict"], rows
+
+
+def _cost_part(table: Mapping[str, Any]) -> Part:
+    heads = ["row", "queue MB", "peak MB", "peak over first", "seconds per step", "over first"]
+    rows, first = [], table["rows"][0]
+    for row in table["rows"]:
+        more, slower = "–", "–"
+        if row is not first and "peak_mb" in row and "peak_mb" in first:
+            more = f"{row['peak_mb']['mean'] - first['peak_mb']['mean']:+.1f}"
+            slower = f"{row['seconds_per_step']['mean'] / first['seconds_per_step']['mean'] - 1:+.1%}"
+        queue = f"{row['queue_mb']['mean']:.2f}" if "queue_mb" in row else "–"
+        rows.append([row["label"], queue, _mean(row, "peak_mb", ".1f"), more, _mean(row, "seconds_per_step", ".4f")])
+        rows[-1].append(slower)
+    return heads, rows
+
+
+def _mean(row: Mapping[str, Any], name: str, spec: str, scale: float = 1.0) -> str:
+    """Format mean ± standard deviation; the mean alone with one seed."""
+    if name not in row:
+        return "–"
+    mean, sd = row[name]["mean"], row[name]["sd"]
+    return f"{scale * mean:{spec}}" + ("" if sd is None else f" ± {scale * sd:{spec}}")
+
+
+def _points(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:+.2f}"
+
+
+def _markdown_table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---", *("--:" for _ in heads[1:])], *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,243 @@
+"""Train and evaluate one run in its own process: `python -m snclr.benchmark.worker JOB.json`.
+
+A separate process gives the run its own timings and peak memory, and isolates crashes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from snclr.benchmark.plan import VALIDATION_SHARE
+from snclr.benchmark.records import SCHEMA, Records, downsample_metrics
+from snclr.checkpoint.run_dir import RunDir
+from snclr.errors import UserError
+from snclr.io.atomic import discard, sweep
+from snclr.io.jsonl import append_jsonl, read_jsonl
+
+
+def main(argv: list[str]) -> int:
+    """Run the job of a file; return 0, 2 for bad input, 130 or 143 for a stop."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in cli/main.py
+    _stop_with_parent()
+    try:
+        return run_job(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def run_job(job: dict[str, Any]) -> int:
+    """Train or resume, evaluate, and write the record last: a run with a record is finished."""
+    from snclr.distributed.collectives import rank_and_size
+
+    started, evaluation = datetime.now(timezone.utc), job["evaluation"]
+    measured: dict[str, Any]
+    if evaluation["kind"] == "cost":
+        from snclr.benchmark.cost import measure_cost
+
+        measured = measure_cost(job["given"], steps=evaluation["steps"])
+    else:
+        stopped = _train(job)
+        if stopped:
+            return stopped
+        measured = {**_evaluate(job), "cost": _cost_of(job), **_metrics(job["folder"])}
+    if rank_and_size()[0] == 0:
+        names = {name: Path(evaluation[name]).name for name in ("data", "test") if evaluation[name]}  # no local paths
+        record = {
+            "schema": SCHEMA, "key": job["key"], "settings": job["settings"], "data": job["data"],
+            "evaluation": {**evaluation, **names}, **measured, "where": _environment(job),
+            "versions": _versions(), "time": started.isoformat(timespec="seconds"),
+        }  # fmt: skip
+        checkpoints = RunDir(job["folder"]).checkpoints
+        if not job["keep_runs"]:
+            if checkpoints.is_dir():
+                discard(checkpoints)
+            sweep(checkpoints)  # the rest of an interrupted deletion
+        Records(Path(job["record"]).parent.parent).write(record, Path(job["record"]))
+    return 0
+
+
+def _train(job: dict[str, Any]) -> int:
+    """Train the run to completion; return 0 or the exit code of a stop. A complete run is not trained again."""
+    from snclr.distributed.collectives import rank_and_size
+    from snclr.runtime.stop import StopRequested
+    from snclr.train.pretrain import pretrain
+
+    run, attempts = RunDir(job["folder"]), Path(job["attempts"])
+    first = _is_first_rank()
+    if first:
+        _close_killed_attempt(attempts, run)
+    if run.encoder_weights.is_file() and any(line.get("complete") for line in read_jsonl(attempts)):
+        return 0
+    started, cpu = time.time(), time.process_time()
+    if first:
+        append_jsonl(attempts, {"started": started, "pid": os.getpid()})
+    skipped, code = 0, 0
+    try:
+        result = pretrain(**job["given"], out=job["folder"], resume=True, quiet=True)
+        steps, skipped = result.step, result.skipped
+    except StopRequested as request:
+        steps, code = request.step or 0, request.exit_code
+    if rank_and_size()[0] == 0:
+        spent = {"seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu, **peak_memory()}
+        append_jsonl(attempts, {**spent, "steps": steps, "skipped": skipped, "complete": code == 0})
+    return code
+
+
+def _is_first_rank() -> bool:
+    """Whether this is rank 0 according to the launcher's environment; the process group does not exist yet.
+
+    Other ranks must not write the list of attempts: they would take rank 0's entry for a killed attempt.
+    """
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
+def _close_killed_attempt(attempts: Path, run: RunDir) -> None:
+    """Close the entry of a killed attempt; its time counts up to its last checkpoint."""
+    lines = read_jsonl(attempts)
+    if not lines or "started" not in lines[-1]:
+        return
+    saved = [path.stat().st_mtime for path in run.checkpoints.glob("step-*")]
+    append_jsonl(attempts, {"seconds": max(0.0, max(saved, default=0.0) - lines[-1]["started"]), "killed": True})
+
+
+def _cost_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds summed over all attempts, and their highest peak memory."""
+    ends = [line for line in read_jsonl(Path(job["attempts"])) if "seconds" in line]
+    last = next(line for line in reversed(ends) if line.get("complete"))
+    whole = all("cpu_seconds" in line for line in ends)
+    return {
+        "seconds": round(sum(line["seconds"] for line in ends), 2),
+        "cpu_seconds": round(sum(line["cpu_seconds"] for line in ends), 2) if whole else None,
+        "peak_mb": max(line["peak_mb"] for line in ends if "peak_mb" in line),
+        **{name: last[name] for name in ("memory", "steps", "skipped")},
+        "attempts": len(ends),
+    }
+
+
+def peak_memory() -> dict[str, Any]:
+    """Return the peak memory in MB (10⁶ bytes): of tensors on a GPU, else of this process without data workers."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
+        return {"peak_mb": round(torch.cuda.max_memory_allocated() / 1e6, 1), "memory": "cuda"}
+    if (status := Path("/proc/self/status")).exists():  # ru_maxrss starts at the size of the parent process
+        size = int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    else:
+        import resource
+
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"peak_mb": round(size / 1e6, 1), "memory": "process"}
+
+
+def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate kNN and linear accuracy on the same features; for tuning only kNN, on a part of the training set."""
+    from snclr.checkpoint.encoder_file import load_encoder
+    from snclr.data.splits import hold_out, open_splits, take
+    from snclr.distributed.collectives import rank_and_size
+    from snclr.evaluation.features import extract_features
+    from snclr.evaluation.knn import knn
+    from snclr.evaluation.linear import linear_cached
+    from snclr.evaluation.results import append_result
+    from snclr.evaluation.scoring import match_labels
+    from snclr.runtime.device import pick_device
+
+    evaluation, data = job["evaluation"], job["evaluation"]["data"] or job["given"]["data"]
+    train, test, description = open_splits(data, evaluation["test"])
+    for path in filter(None, (data, evaluation["test"])):
+        description = description.replace(path, Path(path).name)  # records are shared: no local paths
+    if evaluation["kind"] == "validation":
+        train_labels, _, _ = match_labels(train, train)
+        kept, held = hold_out(train_labels, VALIDATION_SHARE, seed=0)
+        train, test = take(train, kept), take(train, held)
+        description += f", {VALIDATION_SHARE:.0%} of each training class held out for tuning; test split not used"
+    encoder, spec = load_encoder(Path(job["folder"]))
+    train_labels, test_labels, _ = match_labels(train, test)
+    options: dict[str, Any] = {
+        "image_size": spec.image_size, "workers": 0, "quiet": True,
+        "device": pick_device(job["given"].get("accelerator", "auto")),
+    }  # fmt: skip
+    a = extract_features(encoder, train, labels=train_labels, **options)
+    b = extract_features(encoder, test, labels=test_labels, **options)
+    sets = (a.features, a.labels, b.features, b.labels)
+    results: dict[str, Any] = {
+        "knn": knn(*sets, k=evaluation["k"], temperature=evaluation["temperature"], data=description)
+    }
+    if evaluation["kind"] == "test":
+        results["linear"] = linear_cached(*sets, data=description)
+    for name, result in results.items() if rank_and_size()[0] == 0 else ():
+        kind = "linear-cached" if name == "linear" else name
+        append_result(job["folder"], kind, {"top1": result.top1, "top5": result.top5}, result.protocol)
+    numbers = {name: result.top1 for name, result in results.items()}
+    numbers |= {f"{name}_top5": result.top5 for name, result in results.items() if result.top5 is not None}
+    return {"numbers": numbers, "protocols": {name: result.protocol for name, result in results.items()}}
+
+
+def _metrics(folder: str) -> dict[str, Any]:
+    """Return the last logged values and downsampled series of the metrics."""
+    from snclr.train.metrics import read_metrics
+
+    lines = read_metrics(folder)
+    last = {name: value for name, value in lines[-1].items() if name != "timing"} if lines else {}
+    return {"last": last, "series": downsample_metrics(lines)}
+
+
+def _environment(job: dict[str, Any]) -> dict[str, Any]:
+    """Describe the hardware and settings that the timings depend on."""
+    import torch
+
+    from snclr.train.config import resolve
+
+    config = resolve(job["given"])
+    return {
+        "accelerator": "cuda" if torch.cuda.is_available() and config.accelerator in ("auto", "cuda") else "cpu",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": config.threads or torch.get_num_threads(),
+        "workers": config.workers,
+        "processes": config.devices,
+        **({"compile": True} if config.compile else {}),
+        "jobs": job["jobs"],
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return model[1] if model else platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    import snclr
+
+    others = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
+    return {"snclr": snclr.__version__, "python": platform.python_version(), **others}
+
+
+def _stop_with_parent() -> None:
+    """Send SIGTERM to this process when the parent exits and its end of our standard input closes."""
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="snclr-parent").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Checkpoints, run directories and encoder files."""

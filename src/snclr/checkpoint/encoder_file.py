@@ -1,0 +1,185 @@
+"""The encoder of a run in two files: `encoder.safetensors` with the library's own keys, and `config.json`.
+
+timm (1.0.26 or newer) loads the run directory as `timm.create_model("local-dir:RUN", pretrained=True)`. It has no
+ResNet with a low-resolution stem; `loading_snippet` returns code that loads any encoder without snclr.
+
+Both files carry the description of the encoder, since two files cannot be replaced atomically. After a crash between
+the two writes, the weights file decides; it also has its own hash.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from snclr.data.transforms.views import MEAN, STD
+from snclr.errors import UserError
+from snclr.io.atomic import write_atomic
+from snclr.io.hashing import weights_digest
+from snclr.models.encoders import SMALL_IMAGE, EncoderSpec, build_encoder, state_on_meta
+from snclr.models.vit import head_count
+
+WEIGHTS_NAME = "encoder.safetensors"
+CONFIG_NAME = "config.json"
+SCHEMA = 1
+
+# Without a classifier, timm mistakes weights of these for an older layout, renames their keys and fails.
+_NEEDS_CLASSIFIER = ("swin", "davit", "nextvit")
+
+_MAX_CONFIG_BYTES = 4 * 2**20
+
+
+def save_encoder(encoder: nn.Module, spec: EncoderSpec, folder: Path, *, extra: dict[str, Any] | None = None) -> None:
+    """Write both files atomically, in float32. Equal weights and `extra` give equal bytes.
+
+    `extra` (JSON values such as the epoch and the method) is for the reader; no code depends on it.
+    """
+    state = {key: _to_saved(value) for key, value in encoder.state_dict().items()}
+    _check_state(state, spec, "the encoder")
+    if spec.heads is not None and head_count(encoder) != spec.heads:  # shapes do not depend on it
+        raise UserError(f"{spec.name} has {head_count(encoder)} attention heads, but its description has {spec.heads}.")
+    description = {
+        "schema": SCHEMA,
+        "encoder": spec.to_dict(),
+        "weights_sha256": weights_digest(state),
+        "mean": list(MEAN),
+        "std": list(STD),
+        "extra": extra or {},
+    }
+    # A single metadata key: safetensors writes several in random order.
+    weights = safetensors.torch.save(state, {"snclr": json.dumps(description)})
+    config = json.dumps(_timm_config(spec) | {"snclr": description}, indent=2) + "\n"
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / WEIGHTS_NAME, weights)
+    write_atomic(folder / CONFIG_NAME, config)
+
+
+def load_encoder(folder: Path) -> tuple[nn.Module, EncoderSpec]:
+    """Return the encoder in `folder`, in eval mode, and its spec.
+
+    No code from the files is run; missing, damaged or inconsistent files raise a UserError.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder. Give a run directory (--out of snclr pretrain).")
+    described = _read_config(folder / CONFIG_NAME)
+    state, saved = read_weights_file(folder / WEIGHTS_NAME)
+    description = _check_description(saved, folder / WEIGHTS_NAME)
+    spec = EncoderSpec.from_dict(description.get("encoder"))
+    if any(described.get(key) != description.get(key) for key in ("encoder", "mean", "std")):
+        raise UserError(f"{CONFIG_NAME} and {WEIGHTS_NAME} in {folder} describe different encoders. Export it again.")
+    _check_state(state, spec, str(folder / WEIGHTS_NAME))
+    if weights_digest(state) != description.get("weights_sha256"):
+        raise UserError(f"{folder / WEIGHTS_NAME} is damaged: its sha256 does not match. Export the run again.")
+    with torch.random.fork_rng(devices=[]):
+        encoder = build_encoder(spec)
+    encoder.load_state_dict(state, strict=True)
+    return encoder.eval(), spec
+
+
+def read_weights_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """Return the tensors of a .safetensors file and, if snclr wrote it, the description in its metadata."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            description = json.loads((file.metadata() or {}).get("snclr", "null"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} has no {path.name}. Give a run directory (--out of snclr pretrain).") from None
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"cannot read {path} ({error}). It is damaged or not a .safetensors file.") from error
+    return state, description if isinstance(description, dict) else None
+
+
+def loading_snippet(spec: EncoderSpec, folder: Path) -> str:
+    """Return Python code that loads the weights in `folder` with timm or torchvision alone."""
+    if spec.library == "torchvision":
+        lines = [f"encoder = torchvision.models.{spec.architecture}()", "encoder.fc = torch.nn.Identity()"]
+    else:
+        arguments = "".join(f", {key}={value!r}" for key, value in spec.model_args.items())
+        lines = [f"encoder = timm.create_model({spec.architecture!r}, num_classes=0{arguments})"]
+    if spec.stem != "standard":
+        width, stride = state_on_meta(spec)["conv1.weight"].shape[0], 1 if spec.stem == "small" else 2
+        lines.append(f"encoder.conv1 = torch.nn.Conv2d(3, {width}, 3, stride={stride}, padding=1, bias=False)")
+        lines.append("encoder.maxpool = torch.nn.Identity()")
+    imports = [f"import {name}" for name in ("timm", "torch", "torchvision") if f" {name}." in " ".join(lines)]
+    path = str(Path(folder) / WEIGHTS_NAME)
+    lines += [f"encoder.load_state_dict(load_file({path!r}), strict=True)", "encoder.eval()"]
+    if timm_reads_folder(spec):
+        address = f"local-dir:{folder}"
+        lines.append(f"# or, with timm 1.0.26 or newer: timm.create_model({address!r}, pretrained=True)")
+    return "\n".join([*imports, "from safetensors.torch import load_file", "", *lines]) + "\n"
+
+
+def timm_reads_folder(spec: EncoderSpec) -> bool:
+    """Whether timm's `local-dir:` loads an encoder of this kind."""
+    return spec.stem == "standard" and not spec.architecture.startswith(_NEEDS_CLASSIFIER)
+
+
+def _to_saved(value: Tensor) -> Tensor:
+    """Return a contiguous copy on the CPU; floating point values become float32."""
+    value = value.detach().to("cpu")
+    return (value.float() if value.is_floating_point() else value).contiguous()
+
+
+def _timm_config(spec: EncoderSpec) -> dict[str, Any]:
+    """Return the part of config.json that timm reads: model arguments and image preprocessing."""
+    return {
+        "architecture": spec.architecture,
+        "num_classes": 0,
+        "num_features": spec.num_features,
+        "model_args": spec.model_args,
+        "pretrained_cfg": {
+            "input_size": [3, spec.image_size, spec.image_size],
+            "fixed_input_size": "img_size" in spec.model_args,
+            "interpolation": "bicubic",
+            # No crop for small images; the usual resize and center crop (256 to 224) for larger ones.
+            "crop_pct": 1.0 if spec.image_size <= SMALL_IMAGE else 0.875,
+            "mean": list(MEAN),
+            "std": list(STD),
+            "num_classes": 0,
+        },
+    }
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the description in config.json, or raise a UserError."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_MAX_CONFIG_BYTES))  # a larger file is not ours and does not parse
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} has no {path.name}. Give a run directory (--out of snclr pretrain).") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path} ({error}). It is damaged; export the run again.") from error
+    return _check_description(content.get("snclr") if isinstance(content, dict) else None, path)
+
+
+def _check_description(description: object, path: Path) -> dict[str, Any]:
+    """Return the description of an encoder if it has the known schema; else raise a UserError."""
+    if not isinstance(description, dict):
+        raise UserError(f"{path} was not written by snclr: it has no description of the encoder.")
+    if description.get("schema") != SCHEMA:
+        raise UserError(
+            f"{path} has schema {description.get('schema')!r}, but this version of snclr reads {SCHEMA}."
+            " Use the version that wrote it."
+        )
+    return description
+
+
+def _check_state(state: dict[str, Tensor], spec: EncoderSpec, source: str) -> None:
+    """Raise a UserError unless keys, shapes and dtypes are those of an encoder of `spec`."""
+    expected = {key: (tuple(value.shape), value.dtype) for key, value in state_on_meta(spec).items()}
+    given = {key: (tuple(value.shape), value.dtype) for key, value in state.items()}
+    wrong = sorted(key for key in expected.keys() | given.keys() if expected.get(key) != given.get(key))
+    if wrong:
+        first = wrong[0]
+        raise UserError(
+            f"The weights of {source} do not fit {spec.name}: {len(wrong)} tensors differ, such as {first} "
+            f"({given.get(first, 'missing')}, expected {expected.get(first, 'none')})."
+        )

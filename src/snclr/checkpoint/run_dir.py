@@ -1,0 +1,138 @@
+"""The run directory: the path of every file a run writes, and the lock against a second run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from snclr.errors import UserError
+from snclr.io.atomic import discard, is_partial, remove_partial
+from snclr.io.locking import FileLock
+
+LOCK = ".snclr-run.lock"
+"""Marks a run directory. It is never deleted: otherwise two runs could lock two files of the same name."""
+EVALUATION_OUTPUTS = ("finetune-*", "detect-*")
+"""Image lists, detectors and checkpoints of fine-tuning and detection."""
+
+
+class RunDir:
+    """The paths of a run directory. `create` makes and locks one for writing; `open_run` checks one for reading.
+
+    The constructor does not touch the disk.
+
+    >>> RunDir("runs/a").metrics.as_posix()
+    'runs/a/metrics.jsonl'
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.lock = FileLock(self.path / LOCK)
+        self.checkpoints = self.path / "checkpoints"
+        self.encoder_weights = self.path / "encoder.safetensors"
+        self.encoder_config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.log = self.path / "train.log"
+        self.skipped = self.path / "skipped.jsonl"
+        self.results = self.path / "results.jsonl"
+        self.figures = self.path / "figures"
+        self.report = self.path / "report.html"
+        self.export = self.path / "export"
+        self.nonfinite = self.path / "nonfinite.json"
+        self.evaluation = self.path / "evaluation"
+        self.config = self.path / "config.yaml"
+
+    def outputs(self) -> list[Path]:
+        """Return the existing outputs of the run, in the order in which to delete them.
+
+        Checkpoints come first: a directory whose deletion was interrupted must not be resumed from.
+        """
+        files = [path for path in vars(self).values() if isinstance(path, Path) and path != self.path]
+        files += [path for pattern in EVALUATION_OUTPUTS for path in self.path.glob(pattern)]
+        return [path for path in files if os.path.lexists(path)]
+
+    def has_checkpoints(self) -> bool:
+        """Whether a checkpoint was saved, intact or damaged."""
+        return any(self.checkpoints.glob("step-*"))
+
+    @classmethod
+    def create(
+        cls, path: Path | str, *, resume: bool = False, overwrite: bool = False, lock_timeout: float = 0.0
+    ) -> RunDir:
+        """Make the directory, or take over an existing one, and lock it until `close`.
+
+        `resume` allows an existing run, `overwrite` deletes the outputs of one and no other files. `lock_timeout` is
+        the time in seconds to wait for a run that is about to end.
+        """
+        if resume and overwrite:
+            raise UserError("--resume and --overwrite were both given; choose one")
+        run = cls(path)
+        run._refuse_foreign()
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            free = run.lock.acquire(lock_timeout)
+        except OSError as error:
+            raise UserError(f"cannot write to {run.path} ({error.strerror}). Choose another --out.") from error
+        if not free:
+            raise UserError(
+                f"{run.path} is in use by a running job: {run.lock.holder()}."
+                " Wait for it, stop it, or choose another --out."
+            )
+        try:
+            if not (resume or overwrite) and run._entries():
+                raise UserError(
+                    f"{run.path} already contains a run. Continue it with --resume, replace it with --overwrite, or"
+                    " choose another --out."
+                )
+            for entry in [entry for entry in run.path.iterdir() if is_partial(entry)]:
+                remove_partial(entry)
+            for output in run.outputs() if overwrite else []:
+                discard(output)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def looks_like_run(self) -> bool:
+        """Whether snclr wrote the directory: it has the lock file, or (a copy) a config and training output."""
+        trained = self.checkpoints.is_dir() or self.metrics.is_file()
+        return self.lock.path.is_file() or (self.config.is_file() and trained)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self.lock.release()
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _entries(self) -> list[str]:
+        paths = self.path.iterdir() if self.path.exists() else ()
+        return sorted(path.name for path in paths if path.name != LOCK and not is_partial(path))
+
+    def _refuse_foreign(self) -> None:
+        """Raise a UserError for a file, or for a directory with content that is not a run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file. Choose a directory as --out; it is created if it does not exist.")
+        entries = self._entries()
+        if entries and not self.looks_like_run():
+            names = ", ".join(map(repr, entries[:3])) + (" …" if len(entries) > 3 else "")
+            raise UserError(
+                f"{self.path} is not empty and not a run of snclr (it contains {names})."
+                " Nothing was changed. Choose a new or empty directory as --out."
+            )
+
+
+def open_run(path: Path | str) -> RunDir:
+    """Return the run at `path` for reading, without a lock; raise a UserError if it is not a run."""
+    run = RunDir(path)
+    if not run.path.is_dir():
+        raise UserError(f"there is no run directory {run.path}. Give the --out of snclr pretrain.")
+    if not run.looks_like_run() and not (run.encoder_weights.is_file() and run.encoder_config.is_file()):
+        raise UserError(
+            f"{run.path} is not a run of snclr: it has neither a config with checkpoints or metrics, nor an encoder."
+            " Give the --out of snclr pretrain."
+        )
+    return run

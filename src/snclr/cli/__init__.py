@@ -1,0 +1,1 @@
+"""The command line: flags generated from the functions in `snclr.api`, and printing of their results."""

@@ -1,0 +1,79 @@
+"""Print the results of `snclr compare` and `snclr ablate`."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import Any
+
+from snclr.api.compare import ablate, compare
+from snclr.benchmark.ablations import RULES, TABLES
+from snclr.benchmark.study import StudyEstimate, StudyResult
+from snclr.cli.flags import Command
+
+_COMPARE_EXAMPLES = """Examples:
+  snclr compare --methods snclr,nnclr,mocov3 --seeds 3 --recipe demo --data demo --out runs/compare
+  snclr compare --methods snclr,snclr:neighbors=30,gamma=max,nnclr --seeds 0,1 --data photos/ --out runs/compare
+  snclr compare --methods snclr,byol --tune lr=0.002,0.004,0.008 --data cifar10 --recipe cifar-cpu --out runs/tuned
+
+Each row of the table is a method, or a method with its own settings (METHOD:NAME=VALUE,NAME=VALUE). Flags of `snclr
+pretrain` apply to all rows; encoder, data, views and steps cannot differ between rows. Each run is a subprocess.
+Finished runs are identified by their settings and data: the same command continues after a stop, and an additional row
+or seed trains only that row or seed.
+"""
+_ABLATE_EXAMPLES = """Examples:
+  snclr ablate --table positiveness --seeds 3 --recipe demo --data demo --out runs/ablate
+  snclr ablate --table neighbors --values 5,10,20 --recipe demo --data demo --out runs/ablate
+  snclr ablate --table cost --recipe cifar-cpu --data cifar10 --out runs/ablate
+
+{tables}
+
+Tables with the same --out share runs: a row with the default settings is trained once.
+"""
+
+
+def show_study(result: StudyResult | StudyEstimate) -> None:
+    """Print the table and the failed runs, or the estimate of a dry run."""
+    from snclr.benchmark.tables import show
+
+    if isinstance(result, StudyEstimate):
+        _show_estimate(result)
+        return
+    if result.table:
+        show(result.table)
+        print("files: " + "  ".join(result.files.values()))
+    for title, reason in result.failed.items():
+        print(f"failed: {title}: {reason}", file=sys.stderr)
+    if result.failed:
+        print("The same command repeats only the failed runs.", file=sys.stderr)
+
+
+def _show_estimate(estimate: StudyEstimate) -> None:
+    print(estimate.title + (f"\nrule: {estimate.rule}" if estimate.rule else ""))
+    for run in estimate.runs:
+        print(f"  {'finished' if run['finished'] else 'to train'}  {run['run']}")
+    duration = "unknown" if estimate.seconds is None else f"about {estimate.seconds / 3600:.2f} hours"
+    tuning = f", {estimate.tuning} of them to tune" if estimate.tuning else ""
+    print(
+        f"{len(estimate.runs)} runs{tuning}; {estimate.pending} to train: {duration} ({estimate.how}), plus a short"
+        " evaluation of each. Nothing was written."
+    )
+
+
+def _tables() -> str:
+    wrap = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="  ")
+    return "\n\n".join(f"{name}\n  {text}\n{wrap.fill(f'rule: {RULES[name]}')}" for name, text in TABLES.items())
+
+
+_SHARED: dict[str, Any] = {"show": show_study, "hidden": ("method", "seed", "resume", "overwrite", "keep_checkpoints")}
+COMMANDS = {
+    "compare": Command(
+        function=compare, examples=_COMPARE_EXAMPLES, types={"seeds": str, "tune": list[str]}, **_SHARED
+    ),
+    "ablate": Command(
+        function=ablate,
+        examples=_ABLATE_EXAMPLES.format(tables=_tables()),
+        types={"seeds": str},
+        **_SHARED,
+    ),
+}

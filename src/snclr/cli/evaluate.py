@@ -1,0 +1,54 @@
+"""Print the results of the commands that measure accuracy."""
+
+from __future__ import annotations
+
+from snclr.api.evaluate import finetune, knn, linear
+from snclr.cli.flags import Command
+from snclr.evaluation.results import AccuracyResult
+
+_KNN_EXAMPLES = """Examples:
+  snclr knn runs/photos --data labeled-photos/
+  snclr knn runs/cifar --data cifar10 --k 20 --json
+  snclr knn runs/resnet50 --data imagenet/ --workers 8 --devices 4
+
+Features are cached in RUN/evaluation/features and reused by the next evaluation. Repeat the command to continue a
+stopped evaluation.
+"""
+_LINEAR_EXAMPLES = """Examples:
+  snclr linear runs/photos --data labeled-photos/              # cached features: seconds
+  snclr linear runs/vit-s --data imagenet/ --protocol paper     # 90 epochs of random crops, as in the paper
+
+Protocols:
+  cached   features of center crops, extracted once. The learning rate is the
+           best of a grid on a held-out part of the training set
+  paper    random resized crops and flips in every epoch. SGD, momentum 0.9,
+           no weight decay, cosine; base learning rate × batch/256: 3 for ViTs
+           (timm's VisionTransformer, Beit, Eva), else 0.1
+
+Features are cached in RUN/evaluation/features. Repeat the command to continue a stopped evaluation.
+"""
+_FINETUNE_EXAMPLES = """Examples:
+  snclr finetune runs/photos --data labeled-photos/ --labels 10%
+  snclr finetune runs/resnet50 --data imagenet/ --labels 1percent.txt --workers 8   # a published list
+  snclr finetune runs/photos --data labeled-photos/ --labels 10% --from-scratch --epochs 200 --lr 0.1
+
+The defaults are SimCLR's: SGD with Nesterov momentum 0.9, learning rate 0.05 × batch/256 for encoder and head, cosine
+to 0, no weight decay, random resized crops and flips, 60 epochs up to 1% of the labels and 30 above. --from-scratch
+starts from random weights, for the "supervised" row of a table; a fair comparison needs another learning rate and more
+epochs. Repeat the command to continue a stopped training.
+"""
+
+
+def show_accuracy(result: AccuracyResult) -> None:
+    """Print the accuracies and the protocol."""
+    top5 = "" if result.top5 is None else f", top-5 {result.top5:.2%}"
+    print(f"{result.kind}: top-1 {result.top1:.2%}{top5}\n  {result.protocol}")
+    if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):
+        print(f"  {skipped} images could not be read and were left out")
+
+
+COMMANDS = {
+    "knn": Command(function=knn, show=show_accuracy, examples=_KNN_EXAMPLES),
+    "linear": Command(function=linear, show=show_accuracy, examples=_LINEAR_EXAMPLES),
+    "finetune": Command(function=finetune, show=show_accuracy, examples=_FINETUNE_EXAMPLES),
+}

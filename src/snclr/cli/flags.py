@@ -1,0 +1,155 @@
+"""Generate the flags of a command from the signature and the docstring of its API function.
+
+Names, types, choices and defaults come from the signature, the help from the `Args:` section of the docstring. A
+function with `**settings` also gets one flag for each setting of `PretrainConfig`. cyclopts parses and prints the help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any
+
+import docstring_parser
+from cyclopts import App, Group, Parameter
+
+_JSON = Parameter(help="print the result as one JSON object", negative=(), show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: the function it calls, how its result is printed, and what a signature cannot express."""
+
+    function: Callable[..., Any]
+    show: Callable[[Any], None]
+    """Print the result."""
+    examples: str
+    flags: Mapping[str, Parameter] = field(default_factory=dict)
+    """Aliases and value names of single flags."""
+    types: Mapping[str, Any] = field(default_factory=dict)
+    """Types on the command line that differ from those in Python."""
+    hidden: Collection[str] = ()
+    """Settings that the help does not list; the function rejects them with a reason."""
+    without: Collection[str] = ()
+    """Parameters and settings that are not flags."""
+    saved: str = "everything is saved"
+    """What is saved after a stop, as printed."""
+    keywords: Collection[str] = ()
+    """Positional parameters that are flags on the command line."""
+    optional: Collection[str] = ()
+    """Required parameters that may be omitted on the command line."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Types of flags that the function does not have; their default is None."""
+    run: Callable[..., Any] | None = None
+    """Called instead of the function, with its arguments and those of `extra`."""
+    exit_code: Callable[[Any], int] = lambda result: int(getattr(result, "exit_code", 0))
+    """The exit code for a result."""
+    to_json: Callable[[Any], Any] = lambda result: result.to_dict() if hasattr(result, "to_dict") else result
+    """Convert the result to plain values for `--json`."""
+    intro: str = ""
+    """Printed before the command starts."""
+    resume: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
+    """The arguments that continue a stopped command, if not those it was started with."""
+
+    def call(self, arguments: inspect.BoundArguments) -> Any:
+        """Call the function with the arguments that were given; `--json` sets `quiet`."""
+        keywords = dict(arguments.kwargs)
+        as_json = keywords.pop("json", False)
+        if "quiet" in inspect.signature(self.function).parameters:
+            keywords["quiet"] = as_json
+        return (self.run or self.function)(*arguments.args, **keywords)
+
+    def continue_with(self, arguments: inspect.BoundArguments, argv: Sequence[str]) -> str:
+        """Return the text printed after a stop: what is saved, and the command that continues."""
+        given = arguments.arguments
+        saved = self.saved if given.get("cache", True) else "features were not cached (--no-cache)"
+        command_line = shlex.join(["snclr", *(argv if self.resume is None else self.resume(given))])
+        return f"{saved}. Continue with:\n  {command_line}"
+
+
+def add_command(app: App, name: str, command: Command, summary: str, position: int) -> None:
+    """Add a command with its flags to the application."""
+
+    def target(*args: Any, **kwargs: Any) -> None:
+        """Carry the signature for parsing; `Command.call` calls the function."""
+
+    parameters = list(_parameters(command))
+    target.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    target.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(target, name=name, help=summary, help_epilogue=_reflow(command.examples), sort_key=position)
+
+
+def _reflow(text: str) -> str:
+    """Join the lines of each paragraph of prose, to be wrapped to the width of the terminal."""
+    blocks = text.strip().split("\n\n")
+    return "\n\n".join(block if "\n " in block else block.replace("\n", " ") for block in blocks)
+
+
+def _parameters(command: Command) -> Iterator[inspect.Parameter]:
+    """Yield the function's own parameters, the settings if it takes them, and `json`."""
+    declared = inspect.signature(command.function).parameters
+    annotations = {name: hint for name, hint in command.function.__annotations__.items() if name != "return"}
+    holder: Any = SimpleNamespace(__annotations__=annotations)
+    hints = typing.get_type_hints(holder, command.function.__globals__)
+    docs = {
+        param.arg_name: param.description for param in docstring_parser.parse(command.function.__doc__ or "").params
+    }
+    for name, parameter in declared.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            yield from _settings(command, {*declared, *command.without})
+        elif name != "quiet" and name not in command.without:
+            text = Parameter(help=_as_phrase(docs.get(name) or ""))
+            is_flag = parameter.kind is parameter.KEYWORD_ONLY or name in command.keywords
+            default = None if name in command.optional else parameter.default
+            yield parameter.replace(
+                kind=parameter.KEYWORD_ONLY if is_flag else parameter.POSITIONAL_ONLY,
+                default=default,
+                annotation=_annotated(command, name, hints[name], default, text),
+            )
+    for name, kind in command.extra.items():
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    yield inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, _JSON])
+
+
+def _as_phrase(sentence: str) -> str:
+    """Turn a sentence of a docstring into a phrase of the help.
+
+    >>> _as_phrase("Number of neighbors\\n that vote.")
+    'number of neighbors that vote'
+    """
+    text = " ".join(sentence.split()).removesuffix(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text.startswith("A ") else text
+
+
+def _settings(command: Command, without: Collection[str]) -> Iterator[inspect.Parameter]:
+    """Yield one parameter for each setting of a run. The shown default is that of the default recipe."""
+    from snclr.recipes import get_recipe
+    from snclr.train.config import setting_groups
+
+    defaults = get_recipe("photos").settings
+    for title, settings in setting_groups().items():
+        group = Group.create_ordered(title)
+        for name, setting in settings.items():
+            if name in without:
+                continue
+            default = defaults.get(name, setting.default)
+            options = Parameter(help=_as_phrase(setting.help), group=group, show=name not in command.hidden)
+            annotation = _annotated(command, name, setting.hint, default, options)
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _annotated(command: Command, name: str, kind: Any, default: Any, *options: Parameter) -> Any:
+    """Attach to a type what cyclopts needs for the flag; defaults that mean "nothing" are not shown."""
+    kind = command.types.get(name, kind)
+    members = typing.get_args(kind)
+    shown = Parameter(show_default=not (default is None or default is False or default in ("", ())))
+    if isinstance(kind, UnionType) and members[0] is str:  # such as `str | Path`: the function converts text itself
+        kind, options = str | None, (*options, *([Parameter(metavar="PATH")] if Path in members else []))
+    own = (command.flags[name],) if name in command.flags else ()
+    parts = (kind, shown, *options, *own)
+    return Annotated[parts]

@@ -1,0 +1,160 @@
+"""The `snclr` program: find the command, call its API function, print the result or the error, return the exit code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+    from snclr.cli.flags import Command
+    from snclr.runtime.stop import StopRequested
+
+# name: (module in snclr.cli, summary). Only the module of the command in use is imported.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "Run the whole workflow on images that come with the package: pretrain, evaluate, report."),
+    "pretrain": ("pretrain", "Train an encoder on a folder of images, without labels."),
+    "plan": ("pretrain", "Estimate the time, memory and disk space of a run by training a few steps of it."),
+    "knn": ("evaluate", "Evaluate a run with a weighted k-nearest-neighbor classifier."),
+    "linear": ("evaluate", "Evaluate a run with a linear classifier on its frozen features."),
+    "finetune": ("evaluate", "Evaluate a run by fine-tuning it on a few labels."),
+    "detect": ("detect", "Evaluate a run as the backbone of Mask R-CNN on a COCO dataset."),
+    "embed": ("retrieve", "Write the features of every image to a file."),
+    "search": ("retrieve", "Find the images most similar to a given one."),
+    "neighbors": ("retrieve", "Draw images with their nearest neighbors and positiveness."),
+    "explain": ("retrieve", "Break the loss of one image down by neighbor."),
+    "report": ("report", "Write an HTML report of a run: curves, neighbors, embedding map, results."),
+    "export": ("export", "Export the encoder to torchvision, timm, detectron2, mmdet or ONNX, and verify each file."),
+    "compare": ("compare", "Train several methods under equal conditions and compare them over seeds."),
+    "ablate": ("compare", "Repeat one of the paper's ablation tables on your images."),
+    "pack": ("pack", "Write a folder of images as WebDataset shards with hashes."),
+    "recipes": ("lists", "List the recipes (named settings)."),
+    "encoders": ("lists", "List the encoders."),
+    "methods": ("lists", "List the methods."),
+}
+_EXAMPLES = """Examples:
+  snclr demo
+  snclr pretrain --data my-photos/ --out runs/photos
+  snclr neighbors runs/photos
+
+`snclr COMMAND --help` explains each command.
+"""
+_SPIN_COUNT = "10000"
+"""Iterations that an idle OpenMP thread spins, some microseconds. The default of milliseconds slows down other threads
+when processes share the cores."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. The exit code is 0, 2 for bad input, 130 or 143 after a stop."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is imported
+    from cyclopts import CycloptsError
+
+    name = command_name(argv)
+    try:
+        arguments = parse(argv)
+    except CycloptsError as error:
+        print(f"snclr{f' {name}' if name else ''}: {error}", file=sys.stderr)
+        return 2
+    return 0 if arguments is None else _run(load_command(str(name)), str(name), arguments, argv)
+
+
+def command_name(argv: Sequence[str]) -> str | None:
+    """Return the name of the command in `argv`, or None."""
+    return argv[0] if argv and argv[0] in COMMANDS else None
+
+
+def parse(argv: Sequence[str]) -> inspect.BoundArguments | None:
+    """Bind the arguments that were given, or print help or version and return None. Raise CycloptsError."""
+    function, arguments, _ = build_app(argv).parse_args(list(argv), exit_on_error=False, print_error=False)
+    if command_name(argv) is None or function.__name__ != "target":
+        function(*arguments.args, **arguments.kwargs)
+        return None
+    return arguments
+
+
+def build_app(argv: Sequence[str]) -> App:
+    """Build the parser: all commands by name, flags only for the one that is called."""
+    from cyclopts import App, Parameter
+
+    from snclr import __version__
+    from snclr.cli.flags import add_command
+
+    app = App(
+        name="snclr", version=f"snclr {__version__}", help_format="plaintext", help_epilogue=_EXAMPLES,
+        default_parameter=Parameter(negative_iterable=()),
+        help="Self-supervised pre-training of image encoders with soft neighbors (SNCLR, ICLR 2023).",
+    )  # fmt: skip
+    for position, (name, (_, summary)) in enumerate(COMMANDS.items()):
+        if name == command_name(argv):
+            add_command(app, name, load_command(name), summary, position)
+        else:
+            app.command(App(name=name, help=summary, sort_key=position))
+    return app
+
+
+def load_command(name: str) -> Command:
+    """Import a command from its module."""
+    command: Command = importlib.import_module(f"snclr.cli.{COMMANDS[name][0]}").COMMANDS[name]
+    return command
+
+
+def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: Sequence[str]) -> int:
+    """Call the command and print its result or error on rank 0."""
+    from snclr.errors import OtherRankError, UserError
+    from snclr.runtime.stop import StopRequested, rank_exit_code, sigusr1_as_sigterm
+
+    as_json = bool(arguments.arguments.get("json"))
+    if command.intro and not as_json:
+        print(command.intro, file=sys.stderr)
+    try:
+        with sigusr1_as_sigterm():
+            result = command.call(arguments)
+            if _is_rank_0() and as_json:
+                print(json.dumps(command.to_json(result), ensure_ascii=False))
+            elif _is_rank_0():
+                command.show(result)
+            return rank_exit_code(command.exit_code(result))
+    except StopRequested as stop:
+        if _is_rank_0():
+            _print_stop(stop, command.continue_with(arguments, argv), as_json)
+        return rank_exit_code(stop.exit_code)
+    except OtherRankError:  # the rank that failed prints the reason
+        return 2
+    except UserError as error:
+        print(f"snclr {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return rank_exit_code(130)
+    except BrokenPipeError:  # e.g. `snclr encoders | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _print_stop(stop: StopRequested, continue_with: str, as_json: bool) -> None:
+    """Print what stopped the command and how to continue."""
+    if as_json:
+        steps = {"step": stop.step, "total_steps": stop.total_steps}
+        print(json.dumps({"complete": False, "stopped_by": stop.signal.name, "exit_code": stop.exit_code, **steps}))
+    progress = "" if stop.step is None else f" after step {stop.step} of {stop.total_steps}"
+    print(f"stopped by {stop.signal.name}{progress}; {continue_with}", file=sys.stderr)
+
+
+def _is_rank_0() -> bool:
+    """Return whether this is rank 0, without importing torch."""
+    if "torch" not in sys.modules:
+        return True
+    from snclr.distributed.collectives import rank_and_size
+
+    return rank_and_size()[0] == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

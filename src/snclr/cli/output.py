@@ -1,0 +1,32 @@
+"""Print results: tables, counts and sizes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """Print aligned columns: the first `left` columns to the left, the others (numbers) to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=any(headers), header_style="bold")
+    for number, header in enumerate(headers):
+        table.add_column(header, justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else 10_000)  # never wrap lines in a file or pipe
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def size(megabytes: float) -> str:
+    """Format megabytes with the unit that fits.
+
+    >>> size(12.345), size(4096)
+    ('12.3 MB', '4.1 GB')
+    """
+    return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes:.3g} MB"

@@ -1,0 +1,110 @@
+"""Print the results of `snclr pretrain` and `snclr plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from snclr.api.pretrain import RunPlan, plan, pretrain
+from snclr.cli.flags import Command
+from snclr.cli.output import print_table, size
+
+if TYPE_CHECKING:
+    from snclr.train.pretrain import PretrainResult
+
+_PRETRAIN_EXAMPLES = """Examples:
+  snclr pretrain --data my-photos/ --out runs/photos
+  snclr pretrain --recipe cifar --data cifar10 --out runs/cifar --epochs 100
+  snclr pretrain --recipe vit-small-imagenet --data imagenet/train --out runs/vit-s
+  snclr pretrain --method byol --data my-photos/ --out runs/byol
+  snclr pretrain --resume --out runs/photos
+
+A recipe sets the defaults (`snclr recipes` lists them); a flag overrides the recipe. The defaults shown are those of
+the recipe photos, which is used if none is named.
+"""
+_PLAN_EXAMPLES = """Examples:
+  snclr plan --data my-photos/
+  snclr plan --data my-photos/ --encoder resnet50 --image-size 224 --batch-size 256
+  snclr plan --recipe cifar --data cifar10 --json
+
+Builds the encoder, heads and queue of the run, fills the queue and trains a few steps on your images. Nothing is
+written. With --devices or --nodes, one rank is measured with its part of the batch.
+"""
+
+
+def show_pretrain(result: PretrainResult) -> None:
+    """Print where the encoder is and how to load and evaluate it."""
+    from snclr.checkpoint.encoder_file import load_encoder, loading_snippet
+
+    print(f"trained {result.step} steps; the encoder is {result.out}/encoder.safetensors")
+    if result.skipped:
+        print(f"{result.skipped} images could not be read; they are listed in {result.out}/skipped.jsonl")
+    print(f"\nLoad it without snclr:\n\n{loading_snippet(load_encoder(result.out)[1], result.out)}\n")
+    print(f"Next: snclr neighbors {result.out}   and, with labeled images, snclr knn {result.out} --data LABELED")
+
+
+def show_plan(plan: RunPlan) -> None:
+    """Print one fact per line, then warnings about the queue."""
+    print_table(["", ""], _facts(plan), left=2)
+    for warning in _warnings(plan):
+        print(f"\n{warning}")
+
+
+def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    from snclr.runtime.progress import duration
+
+    yield (
+        "images",
+        f"{plan.images:,} in batches of {plan.batch_size:,}: {plan.steps_per_epoch:,} steps per epoch,"
+        f" {plan.steps:,} in {plan.epochs} epochs",
+    )
+    waiting = max(0.0, 1 - plan.compute_seconds_per_step / plan.seconds_per_step)
+    share = f" (rank 0 of {plan.processes}, {plan.batch_size // plan.processes} images)" if plan.processes > 1 else ""
+    yield (
+        "step",
+        f"{plan.seconds_per_step:.3g} s{share}, {waiting:.0%} of it waiting for data"
+        f" (measured over {plan.tried_steps} steps with a full queue)",
+    )
+    yield "run", f"{duration(plan.total_seconds)} at {plan.images_per_second:,.0f} images/s (calculated)"
+    counted = "tensors on the GPU" if plan.memory == "cuda" else "the training process, without data workers"
+    yield "memory", f"peak {size(plan.peak_mb)}: {counted} (measured)"
+    yield "disk", f"{size(plan.checkpoint_mb)} per checkpoint, the last {plan.keep_checkpoints} are kept"
+    if (queue := plan.queue) is not None:
+        yield (
+            "queue",
+            f"{queue.length:,} features, {size(queue.mb)}; a feature stays for {queue.epochs_of_life:.2g} epochs,"
+            f" {queue.share_of_images:.0%} of the images are in the queue",
+        )
+        if queue.same_class is not None:
+            yield "", f"about {queue.same_class:,.0f} of the features share an image's class (by the labels)"
+    if plan.processes > 1:
+        yield "note", "communication between ranks is not included; see docs/reference/scaling.md"
+
+
+def _warnings(plan: RunPlan) -> Iterator[str]:
+    if plan.queue is None:
+        return
+    if plan.queue.epochs_of_life > 2:
+        yield (
+            f"The queue holds every image {plan.queue.epochs_of_life:.1f} times, mostly with outdated features."
+            f" --queue-length {plan.images} or less is enough."
+        )
+    wanted, available = plan.queue.neighbors, plan.queue.same_class
+    if wanted is not None and available is not None and available < wanted:
+        yield (
+            f"At most about {available:.0f} of K = {wanted} neighbors can share the image's class. Lower --neighbors"
+            " or raise --queue-length."
+        )
+
+
+COMMANDS = {
+    "pretrain": Command(
+        function=pretrain,
+        show=show_pretrain,
+        examples=_PRETRAIN_EXAMPLES,
+        resume=lambda given: ["pretrain", "--resume", "--out", given["out"]],
+    ),
+    "plan": Command(
+        function=plan, show=show_plan, examples=_PLAN_EXAMPLES, without=("out", "resume", "overwrite", "init_from")
+    ),
+}

@@ -1,0 +1,137 @@
+"""Print the results of `snclr embed`, `search`, `neighbors` and `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cyclopts import Parameter
+
+from snclr.api.retrieval import embed, explain, neighbors, search
+from snclr.cli.flags import Command
+from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
+
+if TYPE_CHECKING:
+    from snclr.data.loader import Skip
+
+_EMBED_EXAMPLES = """Examples:
+  snclr embed runs/photos --data my-photos/ --out photos.parquet
+  snclr embed runs/cifar --data cifar10 --split test --out test.npy --normalize
+
+The suffix of --out selects the format:
+  .npy       a float32 array (images, features); photos.keys.json beside it has the image keys in order
+  .npz       the arrays features, keys and labels, and metadata, in one file
+  .parquet   the columns key, label and feature, and metadata; needs pip install 'snclr[parquet]'
+
+Features are also cached in RUN/evaluation/features. Repeat the command to continue after a stop.
+"""
+_SEARCH_EXAMPLES = """Examples:
+  snclr search runs/photos cat.jpg --data my-photos/
+  snclr search runs/photos cat.jpg --data my-photos/ --k 5 --out similar.png
+  snclr embed runs/photos --data my-photos/ --out photos.npy     # compute the features once
+  snclr search runs/photos new-photos/ --embeddings photos.npy   # and reuse them
+
+Similarity is the cosine of the encoder's features of center crops. If the query image is in the collection, it is not
+returned; a copy of its file is. IMAGE may also be the key of an image in the collection, e.g. demo/train/12.
+
+--index auto uses faiss (pip install 'snclr[faiss]') only for 100,000 images or more, and with more queries than the
+index has lists (4√images); otherwise the search is exact. With faiss, the recall against the exact search is measured
+on a sample of the queries and printed.
+"""
+_NEIGHBORS_EXAMPLES = """Examples:
+  snclr neighbors runs/photos                                   # queries: training images
+  snclr neighbors runs/photos --data other-photos/ --rows 8 --k 10 --out neighbors.png
+  snclr neighbors runs/photos cat.jpg dog.jpg                   # queries: your images
+  snclr neighbors runs/photos cat.jpg --candidates queue        # search in the run's queue
+  snclr neighbors runs/photos cat.jpg --candidates my-photos/   # search in a folder
+
+Images are compared as in training: the k nearest by their projections (Eq. 3), ranked by their positiveness w (Eq. 4,
+with the run's own f1, f2 and temperature), scaled so that the first has 1.000, as in the paper's figure. An image is
+never its own neighbor. If classes are known, frames are green (same class) or red. Runs of other methods are compared
+by their encoder's features. The numbers are written beside the figure, as JSON.
+"""
+_EXPLAIN_EXAMPLES = """Examples:
+  snclr explain runs/photos cat.jpg                          # neighbors from the run's queue
+  snclr explain runs/photos cat.jpg --candidates my-photos/  # neighbors from a folder
+  snclr explain demo-run demo/train/12                       # an image of the run's data, by its key
+
+The image's center crop is used as both views. K is that of the run. Columns of the table:
+  cosine   similarity to y2, the image's target projection (Eq. 3)
+  w        positiveness (Eq. 4) with the settings of the run; 1 for y2 itself
+  p        exp(z1·NN/τ), divided by the sum of these K + 1 terms: Eq. 2 for a
+           batch of this one image
+  share    part of Σ w p, the sum inside the logarithm; for a run with
+           --loss-form outside, part of the loss Σ w (−log p)
+"""
+
+
+def show_embed(result: EmbedResult) -> None:
+    """Print the written file and the images that could not be read."""
+    names = f", keys in {result.keys_file}" if result.keys_file else ""
+    length = "of length 1" if result.metadata["normalize"] else "not normalized"
+    print(f"wrote {result.file}: {result.images:,} images × {result.metadata['features']} features, {length}{names}")
+    if skipped := result.metadata["skipped"]:
+        first = f"{skipped[0]['key']}: {skipped[0]['reason']}"
+        print(f"{len(skipped)} images could not be read and are listed in the file's metadata, e.g. {first}")
+
+
+def show_search(result: SearchResult) -> None:
+    """Print the similar images of each query."""
+    for row in result.queries:
+        print(row.key)
+        for neighbor in row.neighbors:
+            label = f"  [{neighbor.label}]" if neighbor.label else ""
+            print(f"  {neighbor.cosine:7.4f}  {neighbor.path or neighbor.key}{label}")
+    print(f"in {result.collection}, by cosine of the encoder's features, {result.method}")
+    _show_skipped(result.skipped)
+    if result.figure:
+        print(f"wrote {result.figure}")
+
+
+def show_neighbors(result: NeighborsResult) -> None:
+    """Print the neighbors of each given image, the files and the share of neighbors of the same class."""
+    complete = len(result.rows) == result.queries  # given images, not a sample of a dataset
+    for row in result.rows if complete else ():
+        print(row.key + (f"  [{row.label}]" if row.label else ""))
+        for neighbor in row.neighbors:
+            label = f"  [{neighbor.label}]" if neighbor.label else ""
+            print(f"  w {neighbor.w:.3f}  cosine {neighbor.cosine:7.4f}  {neighbor.path or neighbor.key}{label}")
+    print(f"wrote {result.figure} and {result.table}")
+    if shares := [share for share in result.same_class_by_rank if share is not None]:
+        by_rank = ", ".join(f"{share:.1%}" for share in shares)
+        print(f"share of same-class neighbors, 1st to {len(shares)}th, over {result.queries:,} images: {by_rank}")
+    print(f"  {result.protocol}")
+    _show_skipped(result.skipped)
+
+
+def _show_skipped(skipped: Sequence[Skip]) -> None:
+    if skipped:
+        print(f"{len(skipped)} images could not be read, e.g. {skipped[0].key}: {skipped[0].reason}")
+
+
+def show_explain(result: Explanation) -> None:
+    """Print one line per term of the loss."""
+    print(f"{result.image}: loss {result.loss:.4f} of one direction ({result.form} form, sides {result.sides},")
+    print(f"  τ {result.tau:g}, γ {result.gamma}); {result.view}")
+    print(f"  candidates: {result.candidates}")
+    print(f"\n{'i':>3} {'cosine':>8} {'w':>8} {'p':>8} {'share':>8}  image")
+    for term in result.terms:
+        label = f"  [{term.label}]" if term.label else ""
+        name = f"{term.key} (y2)" if term.i == 0 else term.key
+        print(f"{term.i:>3} {term.cosine:8.4f} {term.w:8.4f} {term.p:8.4f} {term.share:8.2%}  {name}{label}")
+    total = "Σ w p, inside the logarithm" if result.form == "inside" else "Σ w (−log p), the loss"
+    print(f"\np: over {result.denominator}\nshare: of {total}\nwrote {result.figure}")
+
+
+COMMANDS = {
+    "embed": Command(function=embed, show=show_embed, examples=_EMBED_EXAMPLES),
+    "search": Command(function=search, show=show_search, examples=_SEARCH_EXAMPLES),
+    "neighbors": Command(
+        function=neighbors,
+        show=show_neighbors,
+        examples=_NEIGHBORS_EXAMPLES,
+        types={"images": list[str]},
+        flags={"k": Parameter(alias="--neighbors"), "images": Parameter(name="IMAGE")},
+    ),
+    "explain": Command(function=explain, show=show_explain, examples=_EXPLAIN_EXAMPLES),
+}

@@ -1,1 +1,0 @@
-"""One file a command: a function with the flags' names, and the flags."""

@@ -1,1 +1,0 @@
-"""Methods or settings × seeds under one budget: the runs, their records, and the tables made from these."""

@@ -1,0 +1,1 @@
+"""Datasets: folders, lists, built-in sets, Hugging Face, demo images."""

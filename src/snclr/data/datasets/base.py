@@ -1,0 +1,194 @@
+"""The dataset protocol, datasets in memory and of files, and `open_dataset`.
+
+To add a kind of dataset, write a class with the members of `ImageDataset` and add a line to `open_dataset`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from snclr.data.decode import RGBImage, decode
+from snclr.data.labels import Labels as Labels
+from snclr.data.labels import renumber_labels
+from snclr.data.sampler import Ids
+from snclr.errors import UserError, did_you_mean
+
+
+class ImageDataset(Protocol):
+    """A map-style dataset of images; the index of an image is its id."""
+
+    name: str
+    labels: Labels | None
+    classes: list[str] | None
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int, min_side: int | None = None) -> RGBImage:
+        """Return one image, uint8 (H, W, 3) RGB; raises BadImage. See `decode` for `min_side`."""
+        ...
+
+    def key(self, index: int) -> str:
+        """Return the displayed name of one image, e.g. its file name."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hex digest that changes when the dataset does."""
+        ...
+
+
+@runtime_checkable
+class OrderedDataset(Protocol):
+    """A dataset with its own epoch order, because random access to it is expensive."""
+
+    def epoch_order(self, seed: int, epoch: int) -> Ids:
+        """Return the permutation (n,) of one epoch, a pure function of its arguments."""
+        ...
+
+
+def order_of(dataset: ImageDataset) -> Callable[[int, int], Ids] | None:
+    """Return the dataset's own `epoch_order(seed, epoch)`, or None for the default order."""
+    return dataset.epoch_order if isinstance(dataset, OrderedDataset) else None
+
+
+def is_remote(dataset: ImageDataset) -> bool:
+    """Return whether reading an image may wait for the network."""
+    return bool(getattr(dataset, "remote", False))
+
+
+@dataclass
+class ArrayDataset:
+    """Equal-size images in memory: `images` uint8 (n, H, W, 3), `labels` int64 (n,) or None."""
+
+    name: str
+    images: RGBImage
+    labels: Labels | None = None
+    classes: list[str] | None = None
+    prefix: str = ""
+    """Prefix of keys; empty: the name."""
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[3] != 3:
+            raise UserError(
+                f"images must be uint8 of shape (n, height, width, 3); got {self.images.dtype} {self.images.shape}"
+            )
+        _check_labels(self.labels, len(self.images))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def load(self, index: int, min_side: int | None = None) -> RGBImage:
+        """Return one image, uint8 (H, W, 3); `min_side` has no effect."""
+        image: RGBImage = self.images[index]
+        return image
+
+    def key(self, index: int) -> str:
+        """Return e.g. `demo/train/12`."""
+        return f"{self.prefix or self.name}/{index}"
+
+    def fingerprint(self) -> str:
+        """Hash the shape and a sample of the images; hashing all of them would take seconds."""
+        sample = np.linspace(0, len(self) - 1, num=min(len(self), 1000)).astype(np.int64)
+        content = hashlib.sha256(np.ascontiguousarray(self.images[sample]).tobytes()).hexdigest()
+        return _digest([self.prefix or self.name, str(self.images.shape), content])
+
+
+@dataclass
+class FileDataset:
+    """Image files, by names relative to a folder, or absolute."""
+
+    name: str
+    folder: Path
+    files: Sequence[str] = field(repr=False)
+    labels: Labels | None = field(default=None, repr=False)
+    classes: list[str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels, len(self.files))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def load(self, index: int, min_side: int | None = None) -> RGBImage:
+        """Decode one file, uint8 (H, W, 3) RGB; raises BadImage."""
+        return decode(self.folder / self.files[index], min_side)
+
+    def key(self, index: int) -> str:
+        """Return the relative file name; bytes that are not UTF-8 are escaped."""
+        return self.files[index].encode("utf-8", "backslashreplace").decode()
+
+    def fingerprint(self) -> str:
+        """Hash the list of names but not the folder, so that a dataset can be moved."""
+        return _digest(self.files)
+
+
+def open_dataset(
+    spec: str | Path, *, split: str = "train", root: Path | None = None, download: bool = False
+) -> ImageDataset:
+    """Open a folder, a text list, shards, a Hugging Face dataset (`hf:…`), a torchvision dataset by name, or `demo`.
+
+    `split` selects a split if there are several. torchvision datasets are read from `root`, and downloaded only with
+    `download=True`; URLs and `hf:` are always downloaded. A name takes precedence over a folder of the same name: write
+    `./demo` for the folder.
+
+    >>> open_dataset("demo").classes
+    ['airplane', 'automobile', 'frog', 'horse', 'ship']
+    """
+    # Imported here because these modules import this one.
+    from snclr.data.datasets.builtin import BUILTIN, open_builtin
+    from snclr.data.datasets.demo import open_demo
+    from snclr.data.datasets.folder import open_folder, open_list, split_folder
+    from snclr.data.datasets.huggingface import names_huggingface, open_huggingface
+    from snclr.data.shards.open import is_shard_folder, names_shards, open_shards
+
+    text = str(spec)
+    name = text.lower() if isinstance(spec, str) else ""
+    if name == "demo":
+        return open_demo(split)
+    if name in BUILTIN:
+        return open_builtin(name, split=split, root=root, download=download)
+    if names_huggingface(text):
+        return open_huggingface(text, split=split)
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        subfolder = split_folder(path, split)
+        if is_shard_folder(subfolder):
+            return open_shards(subfolder, name=text)
+        return open_folder(path, name=text, split=split)
+    if names_shards(text):
+        return open_shards(text, name=text)
+    if path.is_file():
+        return open_list(path, name=text)
+    names = ["demo", *BUILTIN]
+    raise UserError(
+        f"no dataset found for {text!r}{did_you_mean(name, names)}. Give a folder of images, a text file with one "
+        "image path per line, shards (shards/{000..146}.tar, or a URL), a Hugging Face dataset (hf:OWNER/NAME), or "
+        f"one of these names: {', '.join(names)}."
+    )
+
+
+def align_labels(dataset: ImageDataset, classes: Sequence[str]) -> Labels:
+    """Return a dataset's labels (n,) numbered by another list of class names; -1 for classes that are not in it.
+
+    Two folders or lists may number their classes differently, so labels are compared by name.
+    """
+    if dataset.labels is None or dataset.classes is None:
+        return np.full(len(dataset), -1, dtype=np.int64)
+    return renumber_labels(dataset.labels, dataset.classes, classes)
+
+
+def _digest(parts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
+
+
+def _check_labels(labels: Labels | None, length: int) -> None:
+    if labels is not None and (labels.dtype != np.int64 or labels.shape != (length,)):
+        raise UserError(f"labels must be int64 of shape ({length},); got {labels.dtype} {labels.shape}")

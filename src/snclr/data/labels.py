@@ -1,0 +1,47 @@
+"""Class labels: number class names, and renumber labels by another list of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Labels = npt.NDArray[np.int64]
+
+
+def sort_classes(names: Iterable[str]) -> list[str]:
+    """Sort class names, numerically if all are numbers.
+
+    >>> sort_classes(["10", "9"]), sort_classes(["10", "9", "x"])
+    (['9', '10'], ['10', '9', 'x'])
+    """
+    names = set(names)
+    if not all(name.isascii() and name.isdigit() for name in names):
+        return sorted(names)
+    # By length, then by digits: the numerical order without int(), which refuses numbers of 5,000 digits.
+    return sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name))
+
+
+def encode_labels(names: Iterable[str | None], classes: Sequence[str]) -> Labels:
+    """Return the index of each name in `classes` (n,); -1 for None."""
+    number = {name: index for index, name in enumerate(classes)}
+    return np.array([-1 if name is None else number[name] for name in names], dtype=np.int64)
+
+
+def number_labels(names: Sequence[str | None]) -> tuple[Labels | None, list[str] | None]:
+    """Number label names by `sort_classes`; (None, None) if all are missing."""
+    classes = sort_classes(name for name in names if name is not None)
+    return (encode_labels(names, classes), classes) if classes else (None, None)
+
+
+def renumber_labels(labels: Labels, classes: Sequence[str], target: Sequence[str]) -> Labels:
+    """Renumber labels of `classes` by the list `target`; -1 for classes that are not in it.
+
+    >>> renumber_labels(np.array([0, 1, -1]), ["cat", "dog"], ["ant", "dog"]).tolist()
+    [-1, 1, -1]
+    """
+    number = {name: index for index, name in enumerate(target)}
+    table = np.array([number.get(name, -1) for name in classes] + [-1], dtype=np.int64)  # last entry: label -1
+    renumbered: Labels = table[labels]
+    return renumbered

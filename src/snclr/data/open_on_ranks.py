@@ -1,0 +1,39 @@
+"""Open a dataset on all ranks: first on one rank per node, then on the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from snclr.data.remote.retry import until_stopped
+from snclr.distributed.collectives import all_gather_objects, is_first_rank_on_node, raise_on_all_ranks
+from snclr.runtime.stop import StopRequested
+
+DatasetT = TypeVar("DatasetT")
+
+
+def open_on_all_ranks(open_dataset: Callable[[], DatasetT]) -> DatasetT:
+    """Call `open_dataset` on one rank per node, which downloads and indexes, then on the other ranks.
+
+    A stop signal on any rank raises StopRequested on all of them. `open_dataset` must not call collectives.
+    """
+    opened: list[DatasetT] = []
+    with contextlib.closing(until_stopped(_two_phases(open_dataset, first=is_first_rank_on_node()))) as phases:
+        for _ in range(2):
+            received = None
+            with raise_on_all_ranks(long=True):
+                try:
+                    opened += next(phases)
+                except StopRequested as stop:
+                    received = stop.signal
+            for signum in all_gather_objects(received):
+                if signum is not None:
+                    raise StopRequested(signum)
+    (dataset,) = opened
+    return dataset
+
+
+def _two_phases(open_dataset: Callable[[], DatasetT], *, first: bool) -> Iterator[list[DatasetT]]:
+    yield [open_dataset()] if first else []
+    yield [] if first else [open_dataset()]

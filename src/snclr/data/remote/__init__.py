@@ -1,0 +1,1 @@
+"""Remote files: open, retry, cache."""

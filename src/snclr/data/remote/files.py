@@ -1,0 +1,177 @@
+"""Read remote files through fsspec: an allow-list of URL schemes, retries, and atomic downloads.
+
+WebDataset runs `pipe:` URLs as shell commands, and fsspec chains protocols with `::`. Neither is accepted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snclr.data.remote.retry import TransientError, retry
+from snclr.errors import UserError
+from snclr.io.atomic import explain_full_disk, fsync_path
+from snclr.io.hashing import sha256_file
+
+# scheme → the package that fsspec needs for it (None: already installed)
+SCHEMES: dict[str, str | None] = {
+    "http": None, "https": None, "memory": None,
+    "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "oss": "ossfs", "hf": "huggingface_hub",
+}  # fmt: skip
+_TIMEOUT_SECONDS = 30.0  # without a connection, or without a byte
+_MAX_SMALL_FILE = 2**30  # a manifest or an index
+_RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_VERSION_FIELDS = (
+    "ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created",
+    "last_commit",
+)  # fmt: skip
+# Every store's package has its own exception types; these parts of their names mean a network failure.
+_NETWORK_ERROR = re.compile(r"connect|timeout|transport|unavailable|incomplete|payload|slowdown|throttl", re.IGNORECASE)
+
+
+class RemoteState(NamedTuple):
+    """Identifies one version of a file: `size` in bytes (None: unknown), and `version` (ETag or modification time)."""
+
+    size: int | None
+    version: str
+
+
+def is_url(text: str) -> bool:
+    """Return whether the text is meant as a URL rather than a path: `scheme://…`, or the refused `pipe:`."""
+    return "://" in text or text.lower().startswith("pipe:")
+
+
+def check_url(url: str) -> str:
+    """Return the URL's scheme; UserError unless it is on the allow-list."""
+    scheme = url.partition("://")[0].lower()
+    if url.lower().startswith("pipe:") or "::" in url or scheme not in SCHEMES:
+        raise UserError(
+            f"the URL {url!r} is not accepted; it must start with one of {' '.join(f'{s}://' for s in SCHEMES)}. "
+            "URLs that run a command (pipe:) or chain protocols (::) are never accepted."
+        )
+    return scheme
+
+
+def sibling(url: str, name: str) -> str:
+    """Return the URL of another file in the same folder, with the same query (a signature, a token).
+
+    >>> sibling("https://host/set/shards.json?key=a/b", "0.tar")
+    'https://host/set/0.tar?key=a/b'
+    """
+    path, separator, query = url.partition("?")
+    return f"{path.rpartition('/')[0]}/{name}{separator}{query}"
+
+
+def remote_state(url: str) -> RemoteState:
+    """Return a file's size and version without reading it."""
+    info = dict(_call(url, "info"))
+    version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
+    return RemoteState(info.get("size"), version)
+
+
+def list_remote(pattern: str) -> list[str]:
+    """Return the sorted URLs that match a pattern with `*`; only object stores can be listed."""
+    if check_url(pattern) in ("http", "https"):
+        raise UserError(f"{pattern!r}: a web server cannot list its files; give a range such as {{000..146}}")
+    filesystem, _ = _filesystem(pattern)
+    return sorted(str(filesystem.unstrip_protocol(name)) for name in _call(pattern, "glob"))
+
+
+def read_remote(url: str) -> bytes:
+    """Read a small file such as a manifest or an index."""
+    size = remote_state(url).size
+    if size is not None and size > _MAX_SMALL_FILE:
+        raise UserError(f"{url} has {size:,} bytes, too many for a manifest or an index")
+    return bytes(_call(url, "cat_file"))
+
+
+def download(
+    url: str, path: Path, *, size: int | None = None, sha256: str | None = None, timeout: float | None = None
+) -> None:
+    """Download to `path` atomically, checking size and hash where they are known; see `retry` for `timeout`."""
+    partial = path.with_name(path.name + ".partial")
+
+    def check(_: object) -> None:
+        received = partial.stat().st_size
+        if size is not None and received != size:
+            raise TransientError(f"{received:,} bytes received, {size:,} expected")
+        if sha256 is not None and sha256_file(partial) != sha256:
+            raise UserError(f"{url}: its sha256 differs from the manifest; the shard was changed or damaged")
+
+    try:
+        with explain_full_disk(path, size or 0):
+            _call(url, "get_file", str(partial), check=check, timeout=timeout)
+            fsync_path(partial)
+            os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _call(
+    url: str,
+    method: str,
+    *arguments: str,
+    check: Callable[[Any], None] = lambda result: None,
+    timeout: float | None = None,
+) -> Any:
+    """Call a method of fsspec's file system with the path of a URL, and `check` its result; retry both."""
+    filesystem, path = _filesystem(url)
+
+    def attempt() -> Any:
+        with _classified(url):
+            result = getattr(filesystem, method)(path, *arguments)
+        check(result)
+        return result
+
+    return retry(url, attempt, timeout=timeout)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec.core
+
+    scheme = check_url(url)
+    options: dict[str, Any] = {}
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_SECONDS, sock_read=_TIMEOUT_SECONDS)
+        client = {"timeout": timeout, "trust_env": True, "headers": {"User-Agent": "snclr"}}  # trust_env: use proxies
+        options = {"client_kwargs": client, "encoded": True}
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        package = SCHEMES[scheme] or "fsspec"
+        raise UserError(f"{url}: {scheme}:// URLs need a package: pip install {package}") from error
+    return filesystem, path
+
+
+@contextlib.contextmanager
+def _classified(url: str) -> Iterator[None]:
+    """Turn errors of fsspec and its backends into permanent (UserError) or transient ones."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # get_file writes to the local disk
+        # fsspec reports every failed request for a file's state as FileNotFoundError, with the reason as its cause.
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+        name, status = type(cause).__name__, getattr(cause, "status", None)
+        reason = f"the server answered {status} {getattr(cause, 'message', '')}" if status else f"{name}: {cause}"
+        if isinstance(cause, FileNotFoundError):
+            reason, transient = "it does not exist", False
+        elif isinstance(cause, PermissionError) or status in (401, 403):
+            reason, transient = f"access denied ({cause}); check the credentials", False
+        elif isinstance(status, int):
+            transient = status in _RETRY_STATUS
+        else:  # an invalid URL, a bad certificate (a ValueError too) or a redirect to another scheme is permanent
+            invalid = isinstance(cause, ValueError) or "Url" in name
+            transient = not invalid and (isinstance(cause, OSError) or bool(_NETWORK_ERROR.search(name)))
+        if transient:
+            raise TransientError(reason) from error
+        raise UserError(f"{url} cannot be read: {reason}") from error

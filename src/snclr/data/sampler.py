@@ -1,0 +1,87 @@
+"""Epoch orders and global batches as pure functions of (seed, epoch) and the step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from snclr.data.transforms.rng import ORDER, SHARD_ORDER, hash_bits, uniforms
+from snclr.errors import UserError
+
+Ids = npt.NDArray[np.int64]
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> Ids:
+    """Return the permutation (length,) of one epoch.
+
+    >>> epoch_order(5, seed=0, epoch=0).tolist() != epoch_order(5, seed=0, epoch=1).tolist()
+    True
+    """
+    return _argsort(hash_bits(seed, epoch, np.arange(length, dtype=np.int64), ORDER, 1)[:, 0])
+
+
+def windowed_order(
+    shard: Ids, shards: int, seed: int, epoch: int, window: int, start: int | None = None
+) -> tuple[Ids, Ids]:
+    """Return an epoch's permutation of images by their `shard` (n,), and the permutation (shards,) of the shards.
+
+    Shards are shuffled, and images are mixed from a sliding window of `window` shards. Shard p of the shuffled sequence
+    is spread uniformly over the times p - window + 1 … p + 1, clipped to start - window … shards - window + 1. So an
+    epoch begins with `start` shards (default: the whole window) and adds one per unit of time until the window is full.
+    With at most `window` shards the result is `epoch_order`.
+
+    >>> order, sequence = windowed_order(np.repeat(np.arange(6), 2), 6, seed=0, epoch=0, window=2)
+    >>> sorted(order.tolist()) == list(range(12)), set(order[:2] // 2) <= set(sequence[:2])
+    (True, True)
+    """
+    if shards <= window:
+        return epoch_order(len(shard), seed, epoch), np.arange(shards, dtype=np.int64)
+    sequence = _argsort(hash_bits(seed, epoch, np.arange(shards, dtype=np.int64), SHARD_ORDER, 1)[:, 0])
+    position = np.empty(shards, dtype=np.int64)
+    position[sequence] = np.arange(shards)
+    first = np.maximum(position - window + 1, min(start or window, window) - window)[shard]
+    last = np.minimum(position + 1, shards - window + 1)[shard]
+    time = first + (last - first) * uniforms(seed, epoch, np.arange(len(shard)), ORDER, 1)[:, 0]
+    return _argsort(time), sequence
+
+
+def steps_per_epoch(length: int, batch_size: int) -> int:
+    """Return the number of full batches per epoch; the incomplete last batch is dropped."""
+    if batch_size < 1:
+        raise UserError(f"the batch size is {batch_size}; it must be at least 1")
+    if length < batch_size:
+        raise UserError(
+            f"the dataset has {length} images, fewer than one batch of {batch_size}; "
+            f"use a batch size of at most {length}, or more images"
+        )
+    return length // batch_size
+
+
+def batch_ids(
+    length: int, batch_size: int, seed: int, step: int, order: Callable[[int, int], Ids] | None = None
+) -> tuple[int, Ids]:
+    """Return the epoch and the image ids (batch_size,) of one step's global batch.
+
+    `order(seed, epoch)` replaces `epoch_order` for datasets with an order of their own.
+
+    >>> epoch, ids = batch_ids(length=10, batch_size=4, seed=0, step=2)
+    >>> epoch, len(ids)
+    (1, 4)
+    """
+    epoch, row = divmod(step, steps_per_epoch(length, batch_size))
+    permutation = _cached_order(length, seed, epoch) if order is None else order(seed, epoch)
+    return epoch, permutation[row * batch_size : (row + 1) * batch_size]
+
+
+@functools.lru_cache(maxsize=2)  # consecutive steps need the same epoch, or the next one
+def _cached_order(length: int, seed: int, epoch: int) -> Ids:
+    order = epoch_order(length, seed, epoch)
+    order.setflags(write=False)
+    return order
+
+
+def _argsort(keys: npt.NDArray[np.generic]) -> Ids:
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

@@ -1,0 +1,1 @@
+"""WebDataset shards: index, manifest, reader, writer."""

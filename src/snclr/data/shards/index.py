@@ -1,0 +1,219 @@
+"""The index of shards: shard, offset, size, label and name of each image, for random access."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from snclr.data.cache import cache_path, load_cached, save_cached
+from snclr.data.decode import SUFFIXES
+from snclr.data.labels import encode_labels, renumber_labels, sort_classes
+from snclr.data.shards.tar import DamagedTar, Member, read_members
+from snclr.errors import UserError
+
+_log = logging.getLogger(__name__)
+# The WebDataset convention: the key is the path up to the first dot of the file name; the rest is the member's type.
+_KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+_MAX_LABEL_BYTES = 65536
+_JSON_LABELS = ("label", "cls", "class")
+_VERSION = "1"  # part of the cache key; increase it when the rules in this module change
+
+
+@dataclass(frozen=True, eq=False)
+class PackedNames:
+    """Concatenated strings: `text` uint8, `ends` int64 (n,). A list would take ten times the memory.
+
+    Names that are not valid UTF-8 keep their bytes, as Python's file names do.
+
+    >>> names = PackedNames.of(["a.jpg", "b/c.png"])
+    >>> len(names), names[1]
+    (2, 'b/c.png')
+    """
+
+    text: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        valid = self.text.dtype == np.uint8 and self.ends.dtype == np.int64 and self.text.ndim == self.ends.ndim == 1
+        bounds = np.concatenate([[0], self.ends, [len(self.text)]]) if valid else np.array([1, 0])
+        if (np.diff(bounds) < 0).any() or (valid and bounds[-2] != bounds[-1]):
+            raise ValueError("the arrays of packed names are inconsistent")
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> PackedNames:
+        """Pack names."""
+        parts = [name.encode("utf-8", "surrogateescape") for name in names]
+        lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+        return cls(np.frombuffer(b"".join(parts), dtype=np.uint8), np.cumsum(lengths, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> str:
+        index = range(len(self))[index]  # negative and out-of-range indices behave as in a list
+        start = int(self.ends[index - 1]) if index else 0
+        return self.text[start : int(self.ends[index])].tobytes().decode("utf-8", "surrogateescape")
+
+
+@dataclass(eq=False)
+class ShardIndex:
+    """Index of n images; `shard`, `offset`, `size`, `label` int64 (n,). A label is an index into `classes`, or -1."""
+
+    shard: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int64]
+    names: PackedNames
+    classes: list[str]
+
+    def __post_init__(self) -> None:
+        columns = (self.shard, self.offset, self.size, self.label)
+        if any(column.dtype != np.int64 or column.shape != (len(self.names),) for column in columns):
+            raise ValueError("the columns of the index differ in length or type")
+        if any((column < 0).any() for column in columns[:3]) or (self.offset | self.size >= 2**62).any():
+            raise ValueError("the index has invalid offsets or sizes")
+        if (self.label < -1).any() or (self.label >= len(self.classes)).any():
+            raise ValueError("the index has labels without a class")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def of_rows(
+        cls,
+        rows: Sequence[tuple[int, int, int]],
+        label: npt.NDArray[np.int64],
+        names: Iterable[str],
+        classes: list[str],
+    ) -> ShardIndex:
+        """Build an index from one (shard, offset, size) per image."""
+        shard, offset, size = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
+        return cls(shard, offset, size, label, PackedNames.of(names), classes)
+
+    def to_bytes(self) -> bytes:
+        """Serialize the index in the safetensors format."""
+        from safetensors.numpy import save
+
+        classes = PackedNames.of(self.classes)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            **{"shard": self.shard, "offset": self.offset, "size": self.size, "label": self.label},
+            **{"names": self.names.text, "name_ends": self.names.ends},
+            **{"classes": classes.text, "class_ends": classes.ends},
+        }
+        return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ShardIndex:
+        """Check and parse the output of `to_bytes`; ValueError for anything else. Never executes code."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            arrays = load(data)
+            shard, offset, size, label = (arrays[name] for name in ("shard", "offset", "size", "label"))
+            names = PackedNames(arrays["names"], arrays["name_ends"])
+            classes = PackedNames(arrays["classes"], arrays["class_ends"])
+            return cls(shard, offset, size, label, names, [classes[i] for i in range(len(classes))])
+        except (SafetensorError, KeyError, TypeError) as error:
+            raise ValueError(f"not an index of shards: {error}") from error
+
+
+def index_shard(path: Path) -> ShardIndex:
+    """Return the index of a tar on disk, from the cache if its size and modification time are unchanged."""
+    status = path.stat()
+    location, version = str(path.resolve()), f"{status.st_size} {status.st_mtime_ns}"
+    return cached_index(location, version) or build_index(path, location, version)
+
+
+def cached_index(location: str, version: str) -> ShardIndex | None:
+    """Return the cached index of the shard at a path or URL in a given version."""
+    return load_cached(cache_path("shard-index", _VERSION, location, version), ShardIndex.from_bytes)
+
+
+def build_index(path: Path, location: str, version: str) -> ShardIndex:
+    """Index a tar on disk, which is the shard at `location` or a copy of it, and cache the index."""
+    index = _scan(path, location)
+    save_cached(cache_path("shard-index", _VERSION, location, version), index.to_bytes())
+    return index
+
+
+def merge_indexes(indexes: Sequence[ShardIndex]) -> ShardIndex:
+    """Concatenate the indexes of single shards, with the union of their classes."""
+    classes = sort_classes(name for index in indexes for name in index.classes)
+    ends, total = [], 0
+    for index in indexes:
+        ends.append(index.names.ends + total)
+        total += len(index.names.text)
+    return ShardIndex(
+        np.repeat(np.arange(len(indexes), dtype=np.int64), [len(index) for index in indexes]),
+        np.concatenate([index.offset for index in indexes]),
+        np.concatenate([index.size for index in indexes]),
+        np.concatenate([renumber_labels(index.label, index.classes, classes) for index in indexes]),
+        PackedNames(np.concatenate([index.names.text for index in indexes]), np.concatenate(ends)),
+        classes,
+    )
+
+
+def _scan(path: Path, location: str) -> ShardIndex:
+    try:
+        with open(path, "rb") as file:
+            images = list(_images(read_members(path), file.fileno()))
+    except DamagedTar as error:
+        raise UserError(f"the shard {location} {error}") from error
+    except OSError as error:
+        raise UserError(f"the shard {location} cannot be read: {error.strerror or error}") from error
+    if images and images[-1][0].offset + images[-1][0].size > path.stat().st_size:
+        _log.warning("the shard %s is truncated inside %s; that image counts as bad", location, images[-1][0].name)
+    classes = sort_classes(label for _, label in images if label is not None)
+    rows = [(0, member.offset, member.size) for member, _ in images]
+    labels = encode_labels((label for _, label in images), classes)
+    return ShardIndex.of_rows(rows, labels, (member.name for member, _ in images), classes)
+
+
+def _images(members: Iterable[Member], fd: int) -> Iterator[tuple[Member, str | None]]:
+    """Yield the images of a tar with their labels; consecutive members with the same key belong together."""
+    key, images, label = None, list[Member](), None
+    for member in members:
+        name = member.name.removeprefix("./")
+        match = _KEY.fullmatch(name)
+        if match is None or name.startswith("/") or ".." in name.split("/"):
+            continue  # hidden, without a suffix, or outside of the archive
+        if match[1] != key:
+            yield from ((image, label) for image in images)
+            key, images, label = match[1], [], None
+        suffix = match[2].lower()
+        if f".{suffix}".endswith(SUFFIXES):
+            images.append(member._replace(name=name))
+        elif suffix == "cls" and member.size <= _MAX_LABEL_BYTES:
+            label = _label(os.pread(fd, member.size, member.offset)) or label
+        elif suffix == "json" and member.size <= _MAX_LABEL_BYTES and label is None:
+            label = _json_label(os.pread(fd, member.size, member.offset))
+    yield from ((image, label) for image in images)
+
+
+def _label(data: bytes) -> str | None:
+    """Return a label as text. Numbers lose leading zeros, so that 7 equals 007; negative numbers mean no label."""
+    text = data.decode("utf-8", "replace").strip()
+    if re.fullmatch(r"-[0-9]+", text):
+        return None
+    return str(int(text)) if re.fullmatch(r"[0-9]{1,18}", text) else text or None
+
+
+def _json_label(data: bytes) -> str | None:
+    try:
+        content: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    fields = content if isinstance(content, dict) else {}
+    value = next((fields[name] for name in _JSON_LABELS if name in fields), None)
+    is_label = isinstance(value, (int, str)) and not isinstance(value, bool)
+    return _label(str(value).encode("utf-8", "replace")) if is_label else None

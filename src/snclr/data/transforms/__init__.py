@@ -1,0 +1,1 @@
+"""Transforms: crops, color, views."""

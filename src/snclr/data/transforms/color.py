@@ -1,0 +1,89 @@
+"""Color transforms of a batch on its device, with one strength per image.
+
+Images are float (n, 3, H, W) in [0, 1]; a factor is a tensor (n,). The formulas are those of torchvision. Each result
+depends bit for bit on its own image alone: only element-wise operations and exact integer sums are used, no reduction
+whose order depends on the batch size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply the images by their factors."""
+    return (x * _wide(factor)).clamp_(0, 1)
+
+
+def contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """Move the images away from (factor > 1) or toward (factor < 1) their mean gray."""
+    # A sum of integers is the same in any order; 2^-20 is far below a gray level (1/255).
+    fixed = (gray(x) * 2**20).round_().to(torch.int64)
+    mean = fixed.sum(dim=(1, 2, 3)).to(x.dtype) * (2.0**-20 / (x.shape[2] * x.shape[3]))
+    return _blend(x, _wide(mean), factor)
+
+
+def saturation(x: Tensor, factor: Tensor) -> Tensor:
+    """Move the images away from or toward their gray version."""
+    return _blend(x, gray(x), factor)
+
+
+def hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Shift the hue by -0.5 to 0.5 of the color circle."""
+    r, g, b = x.unbind(1)
+    value = x.amax(1)
+    chroma = value - x.amin(1)
+    safe = torch.where(chroma == 0, 1.0, chroma)
+    # The hue in sixths of a turn: 0 is red, 2 green, 4 blue.
+    turn = torch.where(value == r, (g - b) / safe, torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4))
+    turn = turn + shift.view(-1, 1, 1) * 6
+    return torch.stack([_channel(value, chroma, turn + offset) for offset in (5, 3, 1)], 1).clamp_(0, 1)
+
+
+def gray(x: Tensor) -> Tensor:
+    """Return the luma (n, 1, H, W)."""
+    return x[:, 0:1] * 0.2989 + x[:, 1:2] * 0.587 + x[:, 2:3] * 0.114
+
+
+def solarize(x: Tensor) -> Tensor:
+    """Invert the pixels at or above one half."""
+    return torch.where(x >= 0.5, 1 - x, x)
+
+
+def blur(x: Tensor, sigma: Tensor, kernel: int) -> Tensor:
+    """Apply Gaussian blur with sigma (n,) in pixels and `kernel` (odd) taps, with reflection padding."""
+    assert kernel % 2 == 1
+    reach = min(kernel // 2, x.shape[2] - 1, x.shape[3] - 1)  # reflection padding is limited to the image size
+    weights = torch.exp(-0.5 * (torch.arange(reach + 1) / sigma[:, None].cpu().double()) ** 2)
+    weights = (weights / (2 * weights.sum(1, keepdim=True) - weights[:, :1])).to(x)
+    # Chunks that fit the CPU cache make this three times as fast.
+    chunk = max(1, 2**20 // x[0].numel()) if x.device.type == "cpu" else len(x)
+    parts = zip(torch.split(x, chunk), torch.split(weights, chunk), strict=True)
+    return torch.cat([_convolve(_convolve(part, w, axis=3), w, axis=2) for part, w in parts])
+
+
+def _convolve(x: Tensor, weights: Tensor, axis: int) -> Tensor:
+    """Convolve along one axis with symmetric weights (n, reach + 1), the center first."""
+    reach, size = weights.shape[1] - 1, x.shape[axis]
+    padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
+    padded = torch.nn.functional.pad(x, padding, mode="reflect")
+    out = x * _wide(weights[:, 0])
+    for k in range(1, reach + 1):
+        both = padded.narrow(axis, reach - k, size) + padded.narrow(axis, reach + k, size)
+        out += both.mul_(_wide(weights[:, k]))
+    return out
+
+
+def _channel(value: Tensor, chroma: Tensor, turn: Tensor) -> Tensor:
+    """Return one color channel from value, chroma and a hue in sixths, offset 5, 3 or 1 for red, green or blue."""
+    turn = turn - 6 * torch.floor(turn / 6)
+    return value - chroma * torch.minimum(turn, 4 - turn).clamp_(0, 1)
+
+
+def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return (x * _wide(factor) + other * _wide(1 - factor)).clamp_(0, 1)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.reshape(-1, 1, 1, 1)

@@ -1,0 +1,205 @@
+"""Views: random crops with color transforms, each a pure function of (seed, epoch, image id, view number).
+
+Stage 1 crops, resizes and flips to uint8, per image (`crop_view`) or per batch (`crop_views`). Stage 2 (`color_views`)
+applies color transforms and normalizes a batch on the training device. torchvision's transforms draw from a global
+generator, so their views would depend on workers, ranks and the batch, and not be bit-identical after a resume.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from snclr.data.decode import RGBImage
+from snclr.data.sampler import Ids
+from snclr.data.transforms import color, randaugment
+from snclr.data.transforms import crop as crops
+from snclr.data.transforms.rng import uniforms
+from snclr.errors import UserError
+from snclr.runtime.threads import threads_for
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSettings:
+    """Probabilities and strengths of one view; the defaults are the first of BYOL's two groups."""
+
+    crop_min: float = 0.08
+    """Minimum area of a crop, as a share of the image."""
+    crop_max: float = 1.0
+    """Maximum area of a crop."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    jitter: float = 0.8
+    """Probability of color jitter: brightness, contrast, saturation and hue in random order."""
+    brightness: float = 0.4
+    """Range of the brightness factor, 1 ± this."""
+    contrast: float = 0.4
+    """Range of the contrast factor."""
+    saturation: float = 0.2
+    """Range of the saturation factor."""
+    hue: float = 0.1
+    """Maximum hue shift, as a fraction of the color circle."""
+    grayscale: float = 0.2
+    """Probability of conversion to grayscale."""
+    blur: float = 1.0
+    """Probability of Gaussian blur with sigma 0.1 to 2.0 at 224 pixels, in proportion at other sizes."""
+    solarize: float = 0.0
+    """Probability of solarization."""
+    randaugment: float = 0.0
+    """Probability of each of the two operations of RandAugment, applied after the jitter."""
+
+    def __post_init__(self) -> None:
+        limits = {"hue": 0.5}
+        for setting in fields(self):
+            value, limit = getattr(self, setting.name), limits.get(setting.name, 1.0)
+            if not 0 <= value <= limit:
+                raise UserError(f"the view setting {setting.name} is {value}; it must be between 0 and {limit}")
+        if not 0 < self.crop_min <= self.crop_max:
+            raise UserError(
+                f"crop_min is {self.crop_min} and crop_max {self.crop_max}; 0 < crop_min ≤ crop_max ≤ 1 is required"
+            )
+
+
+_INFOMIN = ViewSettings(crop_min=0.2, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5, randaugment=0.5)
+_CROPS = ViewSettings(crop_min=0.2, jitter=0.0, grayscale=0.0, blur=0.0)
+VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
+    # The two groups of BYOL (Grill et al., 2020), which the paper uses.
+    "byol": (ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)),
+    # For small images (about 32 pixels): 8 % of the area would be 9 × 9 pixels, and blur would remove all detail.
+    "cifar": (ViewSettings(crop_min=0.2, blur=0.0), ViewSettings(crop_min=0.2, blur=0.0, solarize=0.2)),
+    # InfoMin's (Tian et al., "What Makes for Good Views for Contrastive Learning?", 2020): stronger colors and
+    # RandAugment, the same for both views, without the JigSaw branch.
+    "infomin": (_INFOMIN, _INFOMIN),
+    # For images whose color matters or that have none: crops and flips only.
+    "crops": (_CROPS, _CROPS),
+}
+TRAIN_CROP = ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0)
+"""A random crop and flip, for linear probes and fine-tuning."""
+
+# Positions of the random numbers of a view.
+_FLIP = crops.CROP_NUMBERS
+_JITTER, _ORDER, _GRAY, _BLUR, _SIGMA, _SOLARIZE = range(_FLIP + 1, _FLIP + 7)
+_STRENGTHS = slice(_FLIP + 7, _FLIP + 11)  # brightness, contrast, saturation, hue
+_NUMBERS = _FLIP + 11
+_ORDERS = np.array(list(itertools.permutations(range(4))))  # (24, 4)
+
+
+def crop_view(
+    image: RGBImage, settings: ViewSettings, size: int, *, seed: int, epoch: int, index: int, view: int
+) -> RGBImage:
+    """Apply stage 1 to one image, uint8 (H, W, 3) → uint8 (size, size, 3).
+
+    >>> crop_view(np.zeros((48, 64, 3), np.uint8), TRAIN_CROP, 32, seed=0, epoch=0, index=7, view=0).shape
+    (32, 32, 3)
+    """
+    numbers = uniforms(seed, epoch, np.array([index]), view, _NUMBERS)
+    boxes, flips = _geometry(numbers, settings, image.shape[0], image.shape[1])
+    return crops.crop_image(image, boxes[0], bool(flips[0]), size)
+
+
+def crop_views(
+    images: RGBImage, settings: ViewSettings, size: int, *, seed: int, epoch: int, ids: Ids, view: int
+) -> Tensor:
+    """Apply stage 1 to a batch, uint8 (n, H, W, 3) → uint8 tensor (n, 3, size, size)."""
+    numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
+    boxes, flips = _geometry(numbers, settings, images.shape[1], images.shape[2])
+    with threads_for(len(images) * 3 * size * size):
+        return crops.crop_batch(images, boxes, flips, size)
+
+
+def color_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int, ids: Ids, view: int) -> Tensor:
+    """Apply stage 2, uint8 (n, 3, S, S) → normalized float32 of the same shape, on the device of `images`."""
+    numbers = uniforms(seed, epoch, ids, view, _NUMBERS + (randaugment.NUMBERS if settings.randaugment else 0))
+    sigma, kernel = blur_widths(numbers[:, _SIGMA], images.shape[-1])
+    with threads_for(images.numel()):
+        x = images.float().div_(255)
+        x = _jitter(x, settings, numbers)
+        if settings.randaugment:
+            x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment)
+        x = _where(numbers[:, _GRAY] < settings.grayscale, x, lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
+        x = _where(numbers[:, _BLUR] < settings.blur, x, lambda part, rows: color.blur(part, sigma[rows], kernel))
+        x = _where(numbers[:, _SOLARIZE] < settings.solarize, x, lambda part, _: color.solarize(part))
+        return _normalize_(x)
+
+
+def eval_view(image: RGBImage, size: int) -> RGBImage:
+    """Return the evaluation view of an image, uint8 (H, W, 3) → uint8 (size, size, 3)."""
+    return crops.center_crop(image, size)
+
+
+def train_crop(image: RGBImage, size: int, *, seed: int, epoch: int, index: int) -> RGBImage:
+    """Return the training view of a linear probe, uint8 (H, W, 3) → uint8 (size, size, 3)."""
+    return crop_view(image, TRAIN_CROP, size, seed=seed, epoch=epoch, index=index, view=0)
+
+
+def normalize(images: RGBImage | Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """Convert images uint8 (n, S, S, 3) to encoder inputs, normalized float32 (n, 3, S, S).
+
+    >>> normalize(np.zeros((2, 8, 8, 3), np.uint8)).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    tensor = images if isinstance(images, Tensor) else torch.tensor(images)  # a copy: the array may be read-only
+    x = tensor.to(device).permute(0, 3, 1, 2).contiguous()
+    return _normalize_(x.float().div_(255))
+
+
+def blur_widths(numbers: Floats, size: int) -> tuple[Tensor, int]:
+    """Return sigma (n,) in pixels from numbers in [0, 1), and the odd kernel size, for views of `size` pixels.
+
+    BYOL uses sigma 0.1 to 2.0 and 23 taps at 224 pixels; both scale with the view.
+    """
+    scale = size / 224
+    kernel = max(3, 2 * round(11.5 * scale - 0.5) + 1)
+    return torch.from_numpy((0.1 + 1.9 * numbers) * scale), kernel
+
+
+def _geometry(
+    numbers: Floats, settings: ViewSettings, height: int, width: int
+) -> tuple[crops.Boxes, npt.NDArray[np.bool_]]:
+    area = (settings.crop_min, settings.crop_max)
+    return crops.random_boxes(numbers[:, :_FLIP], height, width, area), numbers[:, _FLIP] < settings.flip
+
+
+def _jitter(x: Tensor, settings: ViewSettings, numbers: Floats) -> Tensor:
+    """Apply color jitter to the chosen images, each in its own order of operations."""
+    limits = np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
+    factors = (2 * numbers[:, _STRENGTHS] - 1) * limits + np.array([1, 1, 1, 0])
+    factors_t = torch.from_numpy(factors).to(torch.float32).to(x.device)  # (n, 4)
+    jittered = numbers[:, _JITTER] < settings.jitter
+    order = _ORDERS[(numbers[:, _ORDER] * len(_ORDERS)).astype(np.int64)]  # (n, 4): the operation at each position
+    for position in range(4):
+        for part, distort in enumerate((color.brightness, color.contrast, color.saturation, color.hue)):
+            if limits[part] > 0:
+                chosen = jittered & (order[:, position] == part)
+                x = _where(chosen, x, functools.partial(_distort, distort, factors_t[:, part]))
+    return x
+
+
+def _distort(distort: Callable[[Tensor, Tensor], Tensor], factors: Tensor, images: Tensor, rows: Tensor) -> Tensor:
+    return distort(images, factors[rows.to(factors.device)])
+
+
+def _where(chosen: npt.NDArray[np.bool_], x: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Replace the chosen images of x in place by change(images, row numbers)."""
+    rows = torch.from_numpy(np.flatnonzero(chosen))
+    if len(rows):
+        on_device = rows.to(x.device)
+        x.index_copy_(0, on_device, change(x.index_select(0, on_device), rows))
+    return x
+
+
+def _normalize_(x: Tensor) -> Tensor:
+    mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (MEAN, STD))
+    return x.sub_(mean).div_(std)

@@ -1,0 +1,1 @@
+"""Several ranks: launch, collectives, synchronized batch norm."""

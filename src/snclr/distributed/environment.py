@@ -1,0 +1,184 @@
+"""Which ranks a job has: from torchrun or srun, else from `--devices` and `--nodes`.
+
+Fabric's own detection mistakes a SLURM allocation for a launch by srun, and expects equally many ranks per node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from snclr.errors import UserError
+
+_RANKS_FLAG = {"torchrun": "--nproc-per-node", "srun": "--ntasks-per-node"}
+
+
+@dataclass(frozen=True)
+class ResolvedEnvironment:
+    """The ranks of a job and this process's place among them."""
+
+    world_size: int
+    local_world_size: int
+    """Ranks on this node; other nodes may have fewer."""
+    num_nodes: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    address: str = "127.0.0.1"
+    port: int = 0
+    launcher: str | None = None
+    """torchrun, srun or manual; None if Fabric starts the other ranks of this node."""
+
+    def for_fabric(self) -> Any:
+        """Export the standard variables and return the Fabric environment that reads them."""
+        from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+        from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+        if self.world_size > 1:
+            variables = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port, "NODE_RANK": self.node_rank}
+            if self.launcher is not None:
+                variables |= {
+                    "WORLD_SIZE": self.world_size, "RANK": self.rank, "LOCAL_RANK": self.local_rank,
+                    "GROUP_RANK": self.node_rank,
+                }  # fmt: skip
+            os.environ.update({name: str(value) for name, value in variables.items()})
+        return TorchElasticEnvironment() if self.world_size > 1 and self.launcher else LightningEnvironment()
+
+
+def resolve_environment(accelerator: str, devices: str, nodes: int) -> ResolvedEnvironment:
+    """Return the ranks that a launcher started, else those that the flags request."""
+    requested = None if devices == "auto" else int(devices)
+    env = _from_torchrun() or _from_srun()
+    if env is None:
+        if requested is None:
+            requested = max(torch.cuda.device_count(), 1) if accelerator == "cuda" else 1
+        env = _from_flags(requested, nodes)
+    # The default flags accept any launch; other values must match it.
+    elif requested not in (None, 1, env.local_world_size) or nodes not in (1, env.num_nodes):
+        raise UserError(
+            f"{env.launcher} started {env.local_world_size} of {env.world_size} ranks on this node (of"
+            f" {env.num_nodes}), which contradicts --devices {devices} --nodes {nodes}. Set the number of ranks with"
+            f" {env.launcher}'s {_RANKS_FLAG[str(env.launcher)]} and omit both flags (for a resumed run: --devices auto"
+            " --nodes 1)."
+        )
+    if accelerator == "mps" and env.world_size > 1:
+        raise UserError(f"an Apple GPU supports one rank, not {env.world_size}; give --devices 1")
+    if accelerator == "cuda" and env.local_world_size > (gpus := torch.cuda.device_count()):
+        raise UserError(
+            f"{env.local_world_size} ranks on this node need one GPU each, but {gpus} are visible; use at most {gpus}"
+            " ranks, or make all GPUs visible to every rank (SLURM: --gpus-per-node, not --gpus-per-task)"
+        )
+    return env
+
+
+def unused_slurm_tasks(env: ResolvedEnvironment) -> str | None:
+    """Return a warning if SLURM allocated more tasks than were launched, most likely because srun is missing."""
+    allocated = os.environ.get("SLURM_NTASKS", "1")
+    if env.launcher or env.local_rank or not allocated.isdecimal() or int(allocated) <= env.world_size:
+        return None
+    return (
+        f"SLURM allocated {allocated} tasks, but only {env.world_size} will run: this command was not started by srun."
+        " Put srun before the command to use all tasks."
+    )
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Parse SLURM's compressed list of tasks per node.
+
+    >>> tasks_per_node("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, repeats in groups for _ in range(int(repeats or 1))]
+
+
+def _from_torchrun() -> ResolvedEnvironment | None:
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" not in env:
+        return None
+    world_size, local_world_size = int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"])
+    return ResolvedEnvironment(
+        world_size, local_world_size, int(env.get("GROUP_WORLD_SIZE", world_size // local_world_size)),
+        int(env["RANK"]), int(env["LOCAL_RANK"]), int(env.get("GROUP_RANK", "0")), env["MASTER_ADDR"],
+        int(env["MASTER_PORT"]), "torchrun",
+    )  # fmt: skip
+
+
+def _from_srun() -> ResolvedEnvironment | None:
+    """Return the tasks of an srun step, if there are several.
+
+    Only srun sets the variables of a step. A batch script has SLURM_NTASKS too but runs once.
+    """
+    env = os.environ
+    world_size = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
+    if world_size == 1 or "SLURM_PROCID" not in env:
+        return None
+    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+
+    num_nodes, node_rank = int(env.get("SLURM_STEP_NUM_NODES", "1")), int(env.get("SLURM_NODEID", "0"))
+    tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST") or "127.0.0.1"
+    # Steps of one job may run at the same time: each needs its own port.
+    port = 15000 + (int(env.get("SLURM_JOB_ID", "0")) + 1009 * int(env.get("SLURM_STEP_ID", "0"))) % 10000
+    return ResolvedEnvironment(
+        world_size, tasks[node_rank] if node_rank < len(tasks) else -(-world_size // num_nodes), num_nodes,
+        int(env["SLURM_PROCID"]), int(env.get("SLURM_LOCALID", "0")), node_rank,
+        env.get("MASTER_ADDR") or SLURMEnvironment.resolve_root_node_address(hosts),
+        int(env.get("MASTER_PORT") or port), "srun",
+    )  # fmt: skip
+
+
+def _from_flags(devices: int, nodes: int) -> ResolvedEnvironment:
+    env = os.environ
+    if devices * nodes == 1:
+        return ResolvedEnvironment(1, 1)
+    if hasattr(sys, "ps1"):
+        raise UserError(
+            f"{devices} ranks cannot be started from a notebook or an interactive Python; use --devices 1, or run the"
+            " program as a file"
+        )
+    started = "LOCAL_RANK" in env and "MASTER_PORT" in env  # by Fabric in rank 0, or by hand
+    if nodes == 1 and not started:  # a leftover MASTER_ADDR must not matter on a single node
+        return ResolvedEnvironment(devices, devices, port=_free_port())
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not env.get(name)]
+    if nodes > 1 and missing:
+        raise UserError(_missing_address(devices, nodes, missing))
+    node_rank, local_rank = _int_variable("NODE_RANK", 0, nodes - 1), _int_variable("LOCAL_RANK", 0, devices - 1)
+    return ResolvedEnvironment(
+        devices * nodes, devices, nodes, node_rank * devices + local_rank, local_rank, node_rank,
+        env.get("MASTER_ADDR", "127.0.0.1"), _int_variable("MASTER_PORT", 1, 65535), "manual" if started else None,
+    )  # fmt: skip
+
+
+def _missing_address(devices: int, nodes: int, missing: list[str]) -> str:
+    slurm = (
+        "\nIn a SLURM job put srun before the command, with one task per rank." if "SLURM_JOB_ID" in os.environ else ""
+    )
+    return (
+        f"--nodes {nodes} needs the address of the first node: {', '.join(missing)} not set. Either start the same"
+        " command on every node with torchrun, without --devices and --nodes:\n"
+        f"  torchrun --nnodes {nodes} --nproc-per-node {devices} --rdzv-backend c10d --rdzv-endpoint FIRST-NODE:29400"
+        " --rdzv-id NAME -m snclr ...\n"
+        f"or set three variables, with NODE_RANK from 0 on the first node to {nodes - 1} on the last:\n"
+        f"  MASTER_ADDR=FIRST-NODE MASTER_PORT=29500 NODE_RANK=0 snclr ... --devices {devices} --nodes {nodes}"
+        f"{slurm}\nTo use this node alone give --nodes 1."
+    )
+
+
+def _int_variable(name: str, low: int, high: int) -> int:
+    value = os.environ.get(name, "0")
+    if not (value.isdecimal() and low <= int(value) <= high):
+        raise UserError(f"the variable {name} is {value!r}; it must be a number from {low} to {high}")
+    return int(value)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

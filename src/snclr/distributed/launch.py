@@ -1,0 +1,146 @@
+"""Start Fabric: the device, the precision and the ranks of a job."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed does not export them to mypy
+
+from snclr.distributed.collectives import create_long_group, destroy_process_groups, rank_and_size
+from snclr.distributed.environment import ResolvedEnvironment, resolve_environment, unused_slurm_tasks
+from snclr.errors import UserError
+from snclr.runtime.device import pick_device
+from snclr.runtime.stop import STARTED_BY, stop_with_parent
+
+PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
+TIMEOUT_SECONDS = 600.0
+"""Default timeout of collectives."""
+
+
+def launch(
+    *,
+    accelerator: str = "auto",
+    devices: str = "1",
+    nodes: int = 1,
+    precision: str = "32",
+    timeout: float = TIMEOUT_SECONDS,
+    batch_size: int | None = None,
+) -> Any:
+    """Start Fabric and return it: on one rank, on `devices` ranks per node, or on the ranks of a launcher.
+
+    `devices` is a number of ranks on this node, or auto (all GPUs). A collective fails after `timeout` seconds. A
+    global `batch_size` must be divisible by the world size.
+    """
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    accelerator = pick_device(accelerator)
+    if accelerator == "cpu" and precision in ("16", "bf16"):
+        raise UserError(
+            f"precision {precision} is not supported on CPUs: most lack it and some crash. Give --precision 32."
+        )
+    env = resolve_environment(accelerator, devices, nodes)
+    if (warning := unused_slurm_tasks(env)) is not None:
+        print(f"warning: {warning}", file=sys.stderr)
+    backend = "gloo" if accelerator == "cpu" else "nccl"
+    strategy: Any = "auto"
+    if env.world_size > 1:
+        strategy = DDPStrategy(
+            **_without_buffer_sync(), process_group_backend=backend, timeout=timedelta(seconds=timeout)
+        )
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=env.local_world_size,
+        num_nodes=env.num_nodes,
+        precision=PRECISIONS[precision],
+        strategy=strategy,
+        plugins=[env.for_fabric()],
+    )
+    # Only Fabric's launcher has something to report: that a rank it started has died.
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
+    if env.world_size > 1:
+        if env.launcher == "torchrun" or os.environ.get(STARTED_BY) == str(os.getppid()):
+            stop_with_parent()
+        if env.launcher is None:
+            os.environ[STARTED_BY] = str(os.getpid())
+        init_after_restart(backend, timedelta(seconds=timeout))
+        atexit.unregister(destroy_process_groups)  # register once, even if a program launches several jobs
+        atexit.register(destroy_process_groups)
+    _connect(fabric, env, timeout)
+    create_long_group()
+    if batch_size is not None:
+        check_batch_size(batch_size, fabric.world_size)
+    return fabric
+
+
+def check_batch_size(batch_size: int, world_size: int) -> None:
+    """Reject a global batch size that is not divisible by the world size.
+
+    >>> check_batch_size(256, 3)
+    Traceback (most recent call last):
+        ...
+    snclr.errors.UserError: batch_size 256 is not divisible by 3 ranks; the nearest that is: 255
+    """
+    if batch_size % world_size:
+        nearest = max(round(batch_size / world_size), 1) * world_size
+        raise UserError(
+            f"batch_size {batch_size} is not divisible by {world_size} ranks; the nearest that is: {nearest}"
+        )
+
+
+def init_after_restart(backend: str, timeout: timedelta) -> None:
+    """Initialize the process group of ranks that torchrun has restarted on one node; otherwise do nothing.
+
+    torchrun keeps one store for all attempts, so a restarted rank may read the address of a dead one (pytorch issue
+    135712). Without a prefix per attempt none of three restarts succeeded under torch 2.15; one showed "connection
+    refused". Nodes count attempts separately, so several nodes need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    """
+    env = os.environ
+    attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if attempt == 0 or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or dist.is_initialized():
+        return
+    if env["LOCAL_WORLD_SIZE"] != env["WORLD_SIZE"]:
+        return
+    shared = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), None, False, timeout=timeout)
+    store = PrefixStore(f"snclr/attempt-{attempt}", shared)
+    dist.init_process_group(
+        backend, store=store, rank=int(env["RANK"]), world_size=int(env["WORLD_SIZE"]), timeout=timeout
+    )
+
+
+def _connect(fabric: Any, env: ResolvedEnvironment, timeout: float) -> None:
+    """Start the other ranks, if Fabric is to, and initialize the process group."""
+    address = f"{env.address}:{env.port}"
+    if env.launcher is None and env.num_nodes > 1 and env.local_rank == 0:
+        print(f"connecting {env.num_nodes} nodes at {address}, timeout {timeout:g} s", file=sys.stderr)
+    try:
+        fabric.launch()
+    except RuntimeError as error:
+        if env.world_size == 1:
+            raise
+        raise UserError(
+            f"rank {env.rank} could not connect to all {env.world_size} ranks at {address}"
+            f" ({str(error).splitlines()[0]}). Start every rank within {timeout:g} seconds, where it can reach that"
+            " address and port."
+        ) from error
+    if (actual := rank_and_size()) != (env.rank, env.world_size):
+        raise UserError(
+            f"requested rank {env.rank} of {env.world_size}, but this is rank {actual[0]} of {actual[1]}. A program"
+            " has one world size: give the same --devices and --nodes each time."
+        )
+
+
+def _without_buffer_sync() -> dict[str, Any]:
+    """Return the DDP option that disables the broadcast of buffers: all ranks compute the same queue."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers": False}

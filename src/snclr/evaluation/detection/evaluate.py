@@ -1,0 +1,211 @@
+"""Fine-tune a Mask R-CNN from a run, evaluate it, and record the result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snclr.distributed.collectives import barrier, broadcast_object, check_equal_across_ranks, raise_on_all_ranks
+from snclr.distributed.launch import check_batch_size
+from snclr.errors import UserError
+from snclr.evaluation.detection.annotations import Fault
+from snclr.evaluation.detection.coco import CocoSet, open_coco
+from snclr.evaluation.detection.detector import (
+    Detector,
+    InitialWeights,
+    load_initial_weights,
+    open_detector,
+    save_detector,
+)
+from snclr.evaluation.detection.model import build_detector
+from snclr.evaluation.detection.results import DetectResult
+from snclr.evaluation.detection.schedule import DetectSettings
+from snclr.evaluation.detection.scoring import Detection, average_precision, detect_objects
+from snclr.evaluation.detection.task import DetectionTask
+from snclr.evaluation.results import append_result
+from snclr.io.atomic import check_writable, discard, sweep, write_atomic
+from snclr.io.hashing import sha256_json, weights_digest
+from snclr.io.locking import FileLock, lock_folder
+from snclr.runtime.stop import StopFlag
+from snclr.train.trainer import Trainer, load_checkpoint
+
+_SHOWN_FAULTS = 10
+
+
+def evaluate_detection(
+    run: Path, fabric: Any, settings: DetectSettings, *, data: str | Path, init: str, encoder: str | None,
+    max_bad_share: float, detector: str | Path | None, draw: Callable[..., Any] | None, workers: int, quiet: bool,
+    **files: Any,
+) -> DetectResult:  # fmt: skip
+    """Train the detector of these settings, or open a finished one, and evaluate it on the validation images.
+
+    `files` are arguments of `open_coco`; `draw` writes a figure of predictions. A stop saves a checkpoint in the run
+    directory and raises StopRequested; the same call continues.
+    """
+    with raise_on_all_ranks():
+        train, val, description = open_coco(data, seed=settings.seed, **files)
+        for part in (train, val):
+            part.check_faults(max_bad_share)
+    for part in (train, val):
+        check_equal_across_ranks(part.fingerprint, f"images in {data}")
+    faults = list(dict.fromkeys([*train.faults, *val.faults]))
+    if faults and not quiet:
+        shown = "".join(f"\n  {fault}" for fault in faults[:_SHOWN_FAULTS])
+        print(f"warning: {len(faults)} faults in the annotations, such as{shown}", file=sys.stderr)
+    if detector is not None:
+        trained = _open_trained(run, Path(detector), val, fabric)
+    else:
+        start = f"on {description}, {settings.iterations:,} iterations of {settings.batch_size} images"
+        trained = _train(run, init, encoder, train, settings, fabric, opening=start, workers=workers, quiet=quiet)
+    detections, bad = detect_objects(
+        trained.model, val, trained.settings, device=fabric.device, workers=workers, quiet=quiet
+    )
+    record: dict[str, Any] = {}
+    with raise_on_all_ranks():
+        if fabric.is_global_zero:
+            faults += [*val.unreadable(bad, "left out"), *trained.unreadable]
+            record = _record(run, trained, val, detections, bad, faults, draw)
+    return DetectResult(**broadcast_object(record))
+
+
+def _open_trained(run: Path, folder: Path, val: CocoSet, fabric: Any) -> Detector:
+    """Open a trained detector for evaluation on `val`."""
+    with raise_on_all_ranks():
+        trained = open_detector(folder, fabric.device)
+        if trained is None:
+            raise UserError(f"{folder} has no finished detector; give a folder RUN/detect-… that has one")
+        if trained.categories != val.categories:
+            raise UserError(
+                f"the detector in {folder} was trained on the classes {', '.join(trained.categories.values())}; "
+                f"{val.file} has {', '.join(val.categories.values())}, or other ids"
+            )
+        if fabric.is_global_zero:
+            for directory in (run, folder):
+                check_writable(directory / "results", "the result is written there: copy it to a directory you own")
+    return trained
+
+
+def _train(
+    run: Path, init: str, encoder: str | None, train: CocoSet, settings: DetectSettings, fabric: Any, *, opening: str,
+    workers: int, quiet: bool,
+) -> Detector:  # fmt: skip
+    """Return the finished detector of these settings; train it unless it exists."""
+    with raise_on_all_ranks():
+        check_batch_size(settings.batch_size, fabric.world_size)
+        start = load_initial_weights(run, init, encoder, settings.seed)
+        chosen = train.trained_on(keep_empty=settings.keep_empty)
+        if len(chosen) < settings.batch_size:
+            raise UserError(
+                f"{train.file} has {len(chosen)} images to train on, fewer than one batch of {settings.batch_size}; "
+                f"give --batch-size {max(1, len(chosen))} or less"
+            )
+        identity = _identity(start, chosen, settings)
+        folder = run / f"detect-{start.tag}-{sha256_json(identity)[:12]}"
+        # Build before the folder is created, so that an encoder that is not a ResNet leaves no files behind.
+        torch.manual_seed(settings.seed)
+        model = build_detector(start.encoder, start.spec, len(chosen.categories), settings)
+        task = DetectionTask(model, chosen, settings, fabric, folder / "nonfinite.json", workers)
+    check_equal_across_ranks(lambda: identity["start"], f"weights in {run}")
+    lock = FileLock(folder / ".detect.lock")
+    checkpoints = folder / "checkpoints"
+    try:
+        with raise_on_all_ranks():
+            if fabric.is_global_zero:
+                lock_folder(lock, "the same fine-tuning", "give a run in a directory you own")
+                sweep(checkpoints)
+        with raise_on_all_ranks():
+            trained = open_detector(folder, fabric.device)
+        if trained is None:
+            with StopFlag() as stop:
+                Trainer(
+                    task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
+                    opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
+                    device=fabric.device, quiet=quiet,
+                ).fit(load_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
+            if fabric.is_global_zero:
+                protocol = _training_protocol(settings, start, chosen, len(train), fabric.world_size)
+                save_detector(task, folder, identity, start=start.description, protocol=protocol)
+                if checkpoints.is_dir():
+                    discard(checkpoints)
+            barrier()
+            with raise_on_all_ranks():
+                trained = open_detector(folder, fabric.device)
+        elif not quiet:
+            print(f"already trained: {folder}; evaluating it", file=sys.stderr)
+    finally:
+        lock.release()
+    assert trained is not None
+    return trained
+
+
+def _identity(start: InitialWeights, chosen: CocoSet, settings: DetectSettings) -> dict[str, Any]:
+    """Return the JSON values that determine the trained weights."""
+    identity = {
+        "settings": asdict(settings),
+        "start": start.sha256,
+        "encoder": start.spec.to_dict(),
+        "data": chosen.fingerprint(),
+        "categories": list(chosen.categories.items()),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(identity))  # tuples become lists, as in a checkpoint
+    return plain
+
+
+def _record(
+    run: Path, detector: Detector, val: CocoSet, detections: Sequence[Detection], bad: dict[int, str],
+    faults: list[Fault], draw: Callable[..., Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Score the detections, draw some of them, and append the result to results.jsonl."""
+    score = average_precision(val, detections, bad)
+    run.mkdir(parents=True, exist_ok=True)
+    faults_file = figure = None
+    if faults:
+        faults_file = detector.folder / "faults.jsonl"
+        write_atomic(faults_file, "".join(json.dumps(asdict(fault), ensure_ascii=False) + "\n" for fault in faults))
+    if draw is not None and len(bad) < len(val):
+        figure = detector.folder / "predictions.png"
+        title = f"{detector.settings.iterations:,} iterations from {detector.start}"
+        draw(val, detections, figure, title=title, leave_out=bad)
+    return append_result(
+        run, "detect", score.numbers(), f"{detector.protocol}; {_test_protocol(detector.settings, val, len(bad))}",
+        start=detector.start, settings=asdict(detector.settings), detector=str(detector.folder), boxes=score.box,
+        masks=score.mask, classes=[asdict(one) for one in score.classes], detections=len(detections),
+        faults=len(faults), faults_file=None if faults_file is None else str(faults_file),
+        figure=None if figure is None else str(figure), model_sha256=weights_digest(detector.model.state_dict()),
+    )  # fmt: skip
+
+
+def _training_protocol(
+    s: DetectSettings, start: InitialWeights, chosen: CocoSet, total: int, world_size: int
+) -> str:  # fmt: skip
+    """Describe how the detector was trained."""
+    low, high = s.short_side
+    norm = "synchronized over all processes" if world_size > 1 else "of one process"
+    stem = start.spec.stem
+    stem = "" if stem == "standard" else f", low-resolution stem {stem!r} brought to stride 4 by pooling"
+    empty = f" ({total - len(chosen):,} without objects left out)" if total != len(chosen) else ""
+    return (
+        f"Mask R-CNN {start.spec.name}-FPN from {start.description}: every stage trained{stem}, batch norm in backbone "
+        f"and FPN ({norm}), {s.width} channels, anchors from {s.anchor} px; {s.iterations:,} iterations of "
+        f"{s.batch_size} images, SGD (momentum {s.momentum:g}, weight decay {s.weight_decay:g}), learning rate "
+        f"{s.peak_lr:g} ({s.lr:g} × batch/16), ÷10 after {s.milestones[0]:,} and {s.milestones[1]:,}, linear warm-up "
+        f"over {s.warmup:,}, short side {low}–{high} px (long side ≤ {s.long_side}), flips, seed {s.seed}, on "
+        f"{len(chosen):,} images{empty} of {chosen.file}"
+    )
+
+
+def _test_protocol(s: DetectSettings, val: CocoSet, unreadable: int) -> str:
+    """Describe how the detector was tested."""
+    objects = sum(not one.crowd for number in range(len(val)) for one in val.objects[number])
+    left_out = f", {unreadable} unreadable ones left out" if unreadable else ""
+    return (
+        f"tested once, after the last iteration, at short side {s.short_side[1]} px on {len(val):,} images "
+        f"({objects:,} objects, {len(val.categories)} classes) of {val.file}{left_out}; AP by pycocotools: IoU 0.50 to "
+        "0.95, at most 100 detections per image, scores from 0.05"
+    )

@@ -1,0 +1,167 @@
+"""Mask R-CNN of torchvision on a ResNet encoder, with every stage trained.
+
+Batch norm is trained in the backbone and in the feature pyramid, as in the transfer protocol of MoCo and later papers;
+the heads have none. Images are scaled before the model, and boxes and masks refer to the scaled image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+
+from snclr.data.transforms.views import MEAN, STD
+from snclr.errors import UserError
+from snclr.evaluation.detection.batches import Sample
+from snclr.evaluation.detection.schedule import DetectSettings
+from snclr.models.encoders import EncoderSpec
+
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+_LEVELS = 5  # four stages, and one pooled from the last
+_BOX_POOL, _MASK_LAYERS = 7, 4
+
+
+def build_detector(encoder: nn.Module, spec: EncoderSpec, num_classes: int, settings: DetectSettings) -> MaskRCNN:
+    """Build a Mask R-CNN with new heads for `num_classes` classes, without the background, on an encoder.
+
+    The heads' initial weights come from torch's global generator: seed it before.
+    """
+    width = settings.width
+    backbone = BackboneWithFPN(
+        prepare_resnet(encoder, spec),
+        {stage: str(number) for number, stage in enumerate(STAGES)},
+        stage_widths(encoder),
+        width,
+        norm_layer=nn.BatchNorm2d,
+    )
+    sizes = tuple((settings.anchor * 2**level,) for level in range(_LEVELS))
+    model = MaskRCNN(
+        backbone,
+        rpn_anchor_generator=AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * _LEVELS),
+        rpn_pre_nms_top_n_train=settings.proposals,
+        rpn_post_nms_top_n_train=settings.proposals,
+        rpn_pre_nms_top_n_test=max(1, settings.proposals // 2),
+        rpn_post_nms_top_n_test=max(1, settings.proposals // 2),
+        box_head=TwoMLPHead(width * _BOX_POOL**2, 4 * width),
+        box_predictor=FastRCNNPredictor(4 * width, num_classes + 1),
+        box_batch_size_per_image=settings.rois,
+        mask_head=MaskRCNNHeads(width, (width,) * _MASK_LAYERS, 1),
+        mask_predictor=MaskRCNNPredictor(width, width, num_classes + 1),
+    )
+    model.transform = PaddedBatch()
+    for part in (model.rpn, model.roi_heads):
+        sampler = part.fg_bg_sampler
+        part.fg_bg_sampler = SeededSampler(sampler.batch_size_per_image, sampler.positive_fraction)
+    return model
+
+
+def prepare_resnet(encoder: nn.Module, spec: EncoderSpec) -> nn.Module:
+    """Unfreeze a ResNet and give its stages the strides 4, 8, 16 and 32; refuse other encoders.
+
+    A low-resolution stem keeps its 3×3 convolution and its weights; its stride becomes 2, followed by max pooling.
+    """
+    if not all(isinstance(getattr(encoder, name, None), nn.Module) for name in ("conv1", "bn1", "maxpool", *STAGES)):
+        raise UserError(
+            f"{spec.name} is not a ResNet. Detection needs the four stages of a ResNet (resnet18 to resnet152, ResNeXt,"
+            " wide or narrow ones). Pre-train a ResNet."
+        )
+    if spec.stem != "standard":
+        conv = encoder.get_submodule("conv1")
+        assert isinstance(conv, nn.Conv2d)
+        conv.stride = (2, 2)
+        encoder.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+    return encoder.requires_grad_(True)
+
+
+def stage_widths(encoder: nn.Module) -> list[int]:
+    """Return the channels of the four stages, found with one black image."""
+    body = IntermediateLayerGetter(encoder, {stage: stage for stage in STAGES})
+    was_training = encoder.training
+    encoder.eval()
+    with torch.no_grad():
+        features = body(torch.zeros(1, 3, 64, 64, device=next(encoder.parameters()).device))
+    encoder.train(was_training)
+    return [int(features[stage].shape[1]) for stage in STAGES]
+
+
+class PaddedBatch(GeneralizedRCNNTransform):  # type: ignore[misc]
+    """Normalize and batch images that are already scaled; results stay at that size, masks at 28 × 28.
+
+    `pad_to` (height, width) is that of the global batch: batch norm includes the padding, which must not depend on the
+    rank of an image.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(min_size=1, max_size=1, image_mean=list(MEAN), image_std=list(STD))
+        self.pad_to: tuple[int, int] = (0, 0)
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, Any]:
+        """Return the arguments unchanged."""
+        return image, target
+
+    def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
+        """Stack images (3, H, W) of different sizes, with zeros on the right and at the bottom."""
+        height = max(self.pad_to[0], *(image.shape[1] for image in images))
+        width = max(self.pad_to[1], *(image.shape[2] for image in images))
+        shape = (len(images), 3, *(-(-side // size_divisible) * size_divisible for side in (height, width)))
+        batch = images[0].new_zeros(shape)
+        for row, image in zip(batch, images, strict=True):
+            row[:, : image.shape[1], : image.shape[2]].copy_(image)
+        return batch
+
+    def postprocess(self, result: Any, image_shapes: Any, original_image_sizes: Any) -> Any:
+        """Return the results unchanged, in pixels of the scaled image."""
+        return result
+
+
+class SeededSampler(BalancedPositiveNegativeSampler):  # type: ignore[misc]
+    """Sample anchors or regions with one seed per image, so that the choice does not depend on the batch.
+
+    `counts` (all, positive) of the last call are the numbers that the losses are means over.
+    """
+
+    def __init__(self, batch_size_per_image: int, positive_fraction: float) -> None:
+        super().__init__(batch_size_per_image, positive_fraction)
+        self.seeds: Sequence[int] = ()
+        self.counts = (0, 0)
+
+    def __call__(self, matched_idxs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the masks of the positives and of the negatives, for each image."""
+        positives, negatives = [], []
+        for seed, matched in zip(self.seeds, matched_idxs, strict=True):
+            torch.manual_seed(seed)
+            (positive,), (negative,) = super().__call__([matched])
+            positives.append(positive)
+            negatives.append(negative)
+        count = sum(int(mask.sum()) for mask in positives)
+        self.counts = (count + sum(int(mask.sum()) for mask in negatives), count)
+        return positives, negatives
+
+
+def prepare(model: MaskRCNN, samples: Sequence[Sample], device: torch.device | str, pad_to: tuple[int, int]) -> Any:
+    """Return the arguments of a training forward pass, after setting the model's padding and seeds."""
+    model.transform.pad_to = pad_to
+    model.rpn.fg_bg_sampler.seeds = [sample.seeds[0] for sample in samples]
+    model.roi_heads.fg_bg_sampler.seeds = [sample.seeds[1] for sample in samples]
+    images = [sample.image.to(device).float() / 255 for sample in samples]
+    targets = [{name: getattr(s, name).to(device) for name in ("boxes", "labels", "masks")} for s in samples]
+    return images, targets
+
+
+def loss_counts(model: MaskRCNN) -> dict[str, int]:
+    """Return the number of anchors or regions that each loss of the last step is a mean over."""
+    anchors, (regions, positive) = model.rpn.fg_bg_sampler.counts[0], model.roi_heads.fg_bg_sampler.counts
+    return {
+        "loss_objectness": anchors, "loss_rpn_box_reg": anchors, "loss_classifier": regions, "loss_box_reg": regions,
+        "loss_mask": positive,
+    }  # fmt: skip

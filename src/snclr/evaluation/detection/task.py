@@ -1,0 +1,121 @@
+"""Fine-tune a detector; the result does not depend on the world size.
+
+Batch norm and padding use the global batch, anchors and regions are sampled with one seed per image, and each loss is a
+mean over the anchors or regions of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.models.detection import MaskRCNN
+
+from snclr.checkpoint import state
+from snclr.checkpoint.format import Checkpoint
+from snclr.distributed.collectives import all_gather, all_reduce_sum
+from snclr.distributed.sync_batch_norm import synchronize_batch_norm
+from snclr.errors import UserError
+from snclr.evaluation.detection.batches import DetectionSteps, StepSamples, read_items
+from snclr.evaluation.detection.coco import CocoSet
+from snclr.evaluation.detection.model import loss_counts, prepare
+from snclr.evaluation.detection.schedule import DetectSettings, learning_rate
+from snclr.train.trainer import TrainTask, check_finite
+
+
+@dataclass
+class DetectionTask(TrainTask[StepSamples]):
+    """Fine-tune a Mask R-CNN on a COCO set."""
+
+    model: MaskRCNN
+    coco: CocoSet
+    settings: DetectSettings
+    fabric: Any
+    nonfinite: Path
+    """Where the images of a step with a non-finite loss are listed."""
+    workers: int = 0
+    bad: dict[int, str] = field(default_factory=dict)
+    """Unreadable training images and the reasons."""
+
+    def __post_init__(self) -> None:
+        s = self.settings
+        self.model = synchronize_batch_norm(self.model.to(self.fabric.device))
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=s.peak_lr, momentum=s.momentum, weight_decay=s.weight_decay
+        )
+        self.wrapped, self.wrapped_optimizer = self.fabric.setup(self.model, self.optimizer)
+        self.total_steps = s.iterations
+        self.steps_per_epoch = max(1, len(self.coco) // s.batch_size)
+        self._unshared: dict[int, str] = {}
+
+    def images_after(self, step: int) -> int:
+        """Return the images used by the first `step` steps."""
+        return step * self.settings.batch_size
+
+    def batches(self, start: int) -> Iterator[StepSamples]:
+        """Yield this rank's samples from step `start` on."""
+        self.model.train()
+        steps = DetectionSteps(self.coco, self.settings, self.fabric.global_rank, self.fabric.world_size)
+        for batch in read_items(steps, start, self.total_steps, self.workers):
+            self._unshared.update({number: why for number, why in batch.bad.items() if number not in self.bad})
+            if not batch.samples:
+                examples = "; ".join(f"{self.coco.path(i)}: {why}" for i, why in list(batch.bad.items())[:3])
+                raise UserError(
+                    f"step {batch.step}: almost no image of {self.coco.folder} can be read, such as {examples}"
+                )
+            yield batch
+
+    def step(self, batch: StepSamples, *, log: bool) -> dict[str, Any]:
+        """Run one step: learning rate, forward, non-finite check, backward, update."""
+        sizes = torch.tensor([[s.image.shape[1], s.image.shape[2]] for s in batch.samples])
+        height, width = all_gather(sizes.to(self.fabric.device)).amax(0).tolist()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(batch.step, self.settings)
+        losses = self.wrapped(*prepare(self.model, batch.samples, self.fabric.device, (height, width)))
+        loss = self._global_loss(losses)
+        check_finite(
+            batch.step, loss, [sample.number for sample in batch.samples], report=self.nonfinite,
+            advice=f"The learning rate {self.settings.peak_lr:g} is too high: give a lower --lr.",
+        )  # fmt: skip
+        self.wrapped_optimizer.zero_grad(set_to_none=True)
+        self.fabric.backward(loss)
+        self.wrapped_optimizer.step()
+        return {"loss": float(all_reduce_sum(loss.detach().clone())) / self.fabric.world_size}
+
+    def _global_loss(self, losses: dict[str, Tensor]) -> Tensor:
+        """Return this rank's loss; its mean over the ranks is the loss of the global batch.
+
+        Each loss is a mean over the anchors or regions of one rank, so it is weighted by their number.
+        """
+        counts = loss_counts(self.model)
+        own = torch.tensor([float(counts[name]) for name in losses], device=self.fabric.device)
+        total = all_reduce_sum(own.clone()).clamp(min=1)
+        return (torch.stack(list(losses.values())).float() * own / total).sum() * self.fabric.world_size
+
+    def unshared(self) -> list[Any]:
+        """Return the unreadable images that only this rank has found."""
+        return list(self._unshared.items())
+
+    def share(self, parts: list[list[Any]]) -> None:
+        """Take the unreadable images of all ranks."""
+        self.bad.update(item for part in parts for item in part)
+        self._unshared.clear()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return model, optimizer and the unreadable images."""
+        tensors, plain = state.collect(self.model, self.optimizer)
+        return tensors, {
+            "optimizer": plain,
+            "precision": self.fabric.strategy.precision.state_dict(),
+            "bad": {str(number): why for number, why in self.bad.items()},
+        }
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        """Restore a checkpoint of this fine-tuning."""
+        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.model, self.optimizer)
+        self.fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
+        self.bad = {int(number): why for number, why in checkpoint.info["bad"].items()}

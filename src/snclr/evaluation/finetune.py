@@ -1,0 +1,298 @@
+"""Evaluate a run by fine-tuning its encoder on few labels, with the semi-supervised protocol of SimCLR.
+
+The defaults are those of Chen et al., 2020, appendix B.5: SGD with Nesterov momentum 0.9, learning rate
+0.05 × batch / 256, cosine to 0 without warm-up, no weight decay, random resized crops and flips, 60 epochs on 1 % of
+the labels and 30 on more, and a head initialized to zero. Only the batch size differs: 256 instead of 4096.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from snclr.data.datasets.base import ImageDataset, Labels
+from snclr.data.loader import Batch, Skip, ViewLoader
+from snclr.data.splits import take
+from snclr.data.transforms.views import TRAIN_CROP
+from snclr.distributed.collectives import (
+    all_reduce_sum,
+    broadcast_object,
+    check_equal_across_ranks,
+    raise_on_all_ranks,
+    rank_and_size,
+)
+from snclr.distributed.sync_batch_norm import synchronize_batch_norm
+from snclr.errors import UserError
+from snclr.evaluation.features import extract_features
+from snclr.evaluation.linear import known_classes
+from snclr.evaluation.results import FinetuneResult
+from snclr.evaluation.scoring import describe_sets, labeled, match_labels, top_shares, true_ranks
+from snclr.evaluation.session import EvalTarget, Session, open_target
+from snclr.evaluation.state import EvalState
+from snclr.evaluation.subsets import LabeledSubset, choose_subset
+from snclr.io.atomic import explain_unwritable, write_atomic
+from snclr.io.hashing import weights_digest
+from snclr.models.encoders import EncoderSpec, build_encoder
+from snclr.runtime.stop import StopFlag
+from snclr.train.optim import scaled_lr
+from snclr.train.schedule import warmup_cosine
+from snclr.train.trainer import LoaderTask, Trainer, check_finite, load_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings:
+    """Settings that determine a fine-tuning. The learning rates are those of the first step."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    head_lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 2:
+            raise UserError(
+                f"epochs is {self.epochs} and batch_size {self.batch_size}; give at least 1 epoch and a batch of 2 "
+                "(batch norm needs two images)"
+            )
+        for name in ("lr", "head_lr", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be a finite number of 0 or more")
+
+
+class Classifier(nn.Module):
+    """An encoder and a linear head initialized to zero: images (N, 3, S, S) to logits (N, C)."""
+
+    def __init__(self, encoder: nn.Module, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(num_features, num_classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        logits: Tensor = self.head(self.encoder(images))
+        return logits
+
+
+def build_classifier(
+    encoder: nn.Module, spec: EncoderSpec, num_classes: int, *, from_scratch: bool, seed: int
+) -> Classifier:
+    """Build the network to fine-tune; `from_scratch` replaces the encoder's weights by new ones."""
+    if from_scratch:
+        torch.manual_seed(seed)
+        encoder = build_encoder(spec)
+    if spec.frozen_patch_embed:  # frozen in pre-training only
+        encoder.get_submodule("patch_embed.proj").requires_grad_(True)
+    return Classifier(encoder, spec.num_features, num_classes)
+
+
+@dataclass
+class FinetuneTask(LoaderTask):
+    """Fine-tune a classifier on the labeled images of a dataset."""
+
+    model: Classifier
+    dataset: ImageDataset
+    classes: Tensor
+    """(C,) the sorted class numbers of the head's outputs."""
+    settings: FinetuneSettings
+    image_size: int
+    nonfinite: Path
+    """Where the images of a step with a non-finite loss are listed."""
+    workers: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        self.model.to(self.device)
+        self.model.encoder.to(memory_format=torch.channels_last)
+        self.model = self.core = synchronize_batch_norm(self.model)
+        s = self.settings
+        self.rank, self.world_size = rank_and_size()
+        groups = [{"params": [p for p in self.model.encoder.parameters() if p.requires_grad], "lr": s.lr}]
+        groups.append({"params": list(self.model.head.parameters()), "lr": s.head_lr})
+        self.optimizer = torch.optim.SGD(
+            groups, lr=s.lr, momentum=s.momentum, nesterov=s.momentum > 0, weight_decay=s.weight_decay
+        )
+        # Any share of unreadable images is accepted: they are replaced, listed, and counted in the result.
+        self.loader = ViewLoader(
+            self.dataset, views=(TRAIN_CROP,), image_size=self.image_size, batch_size=s.batch_size, seed=s.seed,
+            workers=self.workers, rank=self.rank, world_size=self.world_size, device=self.device, max_bad_share=1.0,
+        )  # fmt: skip
+        self.steps_per_epoch = self.loader.steps_per_epoch
+        self.total_steps = s.epochs * self.steps_per_epoch
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Yield this rank's batches from step `start` on."""
+        self.model.train()
+        return super().batches(start)
+
+    def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
+        """Run one step: learning rates, forward, non-finite check, backward, gradient average, update."""
+        s = self.settings
+        for group, peak in zip(self.optimizer.param_groups, (s.lr, s.head_lr), strict=True):
+            group["lr"] = warmup_cosine(batch.step, total_steps=self.total_steps, warmup_steps=0, peak=peak)
+        # Dropout and drop-path use the global generator. Seeding it by step and rank leaves no state to save.
+        torch.manual_seed(s.seed * 1_000_003 + batch.step + self.rank * 1_000_000_007)
+        assert batch.labels is not None
+        target = torch.searchsorted(self.classes.to(batch.labels.device), batch.labels)
+        loss = F.cross_entropy(self.model(batch.views[0]).float(), target)
+        check_finite(
+            batch.step, loss, batch.ids.tolist(), report=self.nonfinite, advice="Give a lower --lr or --head-lr."
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._average_gradients()
+        self.optimizer.step()
+        return {"loss": float(all_reduce_sum(loss.detach().clone()) / self.world_size)}
+
+    def _average_gradients(self) -> None:
+        """Average the gradients over the ranks, whose parts of the batch have equal size."""
+        if self.world_size == 1:
+            return
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        mean = all_reduce_sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world_size
+        for gradient, part in zip(gradients, torch.split(mean, [g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def evaluate_finetune(
+    session: Session, run: str | Path, *, data: str | None, test: str | None, labels: str | Path, from_scratch: bool,
+    epochs: int | None, batch_size: int, lr: float, head_lr: float | None, weight_decay: float, workers: int, seed: int,
+) -> FinetuneResult:  # fmt: skip
+    """Fine-tune a run on a subset of the labels, test it, and record the result.
+
+    A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
+    """
+    target = open_target(session, run, data, test, seed=seed)
+    base_lr = {"encoder": lr, "head": lr if head_lr is None else head_lr}
+    with raise_on_all_ranks():  # a list of images may differ between nodes
+        train_labels, test_labels, _ = match_labels(target.train, target.test)
+        subset = choose_subset(target.train, train_labels, labels, seed=seed)
+        batch = shared_batch_size(batch_size, len(subset.index))
+        if epochs is None:
+            epochs = 60 if subset.share < Fraction(3, 200) else 30
+        settings = FinetuneSettings(
+            epochs=epochs, batch_size=batch, lr=scaled_lr(base_lr["encoder"], max(batch, 1)),
+            head_lr=scaled_lr(base_lr["head"], max(batch, 1)), weight_decay=weight_decay, seed=seed,
+        )  # fmt: skip
+        dataset = take(target.train, subset.index)
+        assert dataset.labels is not None
+        known_test_labels = torch.from_numpy(test_labels[test_labels >= 0])
+        classes = known_classes(torch.from_numpy(dataset.labels), known_test_labels)
+        identity = {
+            "settings": asdict(settings),
+            "start": "scratch" if from_scratch else weights_digest(target.encoder.state_dict()),
+            "encoder": target.spec.to_dict(),
+            "list_sha256": subset.sha256,
+            "data": dataset.fingerprint(),
+            "classes": classes.tolist(),
+        }
+        saved = EvalState(target.run, f"finetune-{subset.tag}", identity)
+        model = build_classifier(target.encoder, target.spec, len(classes), from_scratch=from_scratch, seed=seed)
+        task = FinetuneTask(
+            model, dataset, classes, settings, target.spec.image_size, workers=workers, device=target.device,
+            nonfinite=saved.folder.with_name(f"{saved.folder.name}-nonfinite.json"),
+        )  # fmt: skip
+    check_equal_across_ranks(lambda: subset.sha256, f"images in {labels}")
+    list_file = _write_list(target.run, subset, seed)
+    with saved:
+        checkpoints = saved.folder / "checkpoints"
+        weights = "new weights" if from_scratch else f"the weights of {target.run}"
+        Trainer(
+            task=task, description="fine-tuning", checkpoints=checkpoints, stop=session.stop, identity=saved.identity,
+            device=task.device, quiet=session.quiet,
+            opening=f"fine-tuning {target.spec.name} from {weights} on {subset.description}, {settings.epochs} epochs, "
+            f"on {target.device}",
+        ).fit(load_checkpoint(checkpoints, task.device, saved.identity, quiet=session.quiet))  # fmt: skip
+        score = evaluate_classifier(
+            task.model, classes, target.test, test_labels, image_size=target.spec.image_size, workers=workers,
+            device=target.device, quiet=session.quiet, stop=session.stop,
+        )  # fmt: skip
+        record = session.record(
+            target.run, "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
+            _protocol(target, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
+            settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
+            model_sha256=weights_digest(task.model.state_dict()),
+            skipped=[asdict(skip) for skip in (*task.loader.skipped, *score.skipped)],
+        )  # fmt: skip
+    return FinetuneResult.from_record(record)
+
+
+def shared_batch_size(given: int, images: int) -> int:
+    """Return the batch size: `given`, or with fewer images the most that the ranks can share equally."""
+    world_size = rank_and_size()[1]
+    if images >= given:
+        return given
+    if images < world_size:
+        raise UserError(f"{images} labeled images are too few for {world_size} processes; give --devices 1")
+    return images - images % world_size
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracies in [0, 1] on the test images; `top5` is None with five classes or fewer."""
+
+    top1: float
+    top5: float | None
+    images: int
+    unlabeled: int
+    skipped: Sequence[Skip]
+
+
+def evaluate_classifier(
+    model: Classifier, classes: Tensor, test: ImageDataset, labels: Labels, *, image_size: int, workers: int,
+    device: str, quiet: bool, stop: StopFlag | None = None,
+) -> Score:  # fmt: skip
+    """Test a classifier on center crops; `labels` (n,) use the class numbers in `classes` (C,)."""
+    tested = extract_features(
+        model, test, image_size=image_size, workers=workers, device=device, labels=labels, description="test",
+        stop=stop, quiet=quiet,
+    )  # fmt: skip
+    logits, truth, unlabeled = labeled(tested.features, tested.labels, "test")
+    ranks = true_ranks(logits, torch.searchsorted(classes, truth))
+    return Score(*top_shares(ranks, len(classes)), len(truth), unlabeled, tested.skipped)
+
+
+def _write_list(run: Path, subset: LabeledSubset, seed: int) -> Path:
+    """Write the names of the labeled images to the run directory; keep an existing list of other images."""
+    path = run / f"finetune-{subset.tag}-seed{seed}.txt"
+    with raise_on_all_ranks():
+        if rank_and_size()[0] == 0:
+            with explain_unwritable(path, "copy the run to a directory you can write"):
+                if path.is_file() and path.read_bytes() != subset.text.encode():
+                    path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
+                write_atomic(path, subset.text)
+    return broadcast_object(path)
+
+
+def _protocol(
+    target: EvalTarget, subset: LabeledSubset, task: FinetuneTask, score: Score, *, from_scratch: bool,
+    base_lr: dict[str, float],
+) -> str:  # fmt: skip
+    """Describe the whole measurement in one sentence."""
+    s = task.settings
+    start = "from scratch (new weights)" if from_scratch else "from the pre-trained encoder"
+    unreadable = len(task.loader.skipped) + len(score.skipped)
+    sets = describe_sets(
+        len(subset.index), score.images, len(task.classes), left_out=score.unlabeled, data=target.description
+    )
+    return (
+        f"fine-tuning {start}: whole network and a linear head on {subset.description}, list sha256 "
+        f"{subset.sha256[:16]}…, random resized crop and flip at {target.spec.image_size} px, SGD (Nesterov momentum "
+        f"{s.momentum:g}, weight decay {s.weight_decay:g}), {s.epochs} epochs of {task.steps_per_epoch} steps, batch "
+        f"{s.batch_size}, learning rate {s.lr:g} for the encoder ({base_lr['encoder']:g} × batch/256) and "
+        f"{s.head_lr:g} for the head ({base_lr['head']:g} × batch/256), cosine to 0, seed {s.seed}; "
+        f"tested on center crops after the last epoch; {sets}"
+        + (f"; {unreadable} images could not be read" if unreadable else "")
+    )

@@ -1,0 +1,145 @@
+"""Images for evaluation in chunks, decoded in worker processes or cropped from an array in memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from snclr.data.datasets.base import ArrayDataset, ImageDataset
+from snclr.data.decode import BadImage, RGBImage
+from snclr.data.loader import Skip
+from snclr.data.sampler import Ids, epoch_order
+from snclr.data.transforms.views import TRAIN_CROP, crop_views, eval_view, train_crop
+from snclr.data.workers import in_processes, in_thread
+
+
+class Request(NamedTuple):
+    """Images to read, as evaluation views (epoch None) or as the random crops of an epoch."""
+
+    ids: Ids
+    epoch: int | None
+    ends_batch: bool
+    """False if more chunks of the same batch follow."""
+
+
+@dataclass
+class Plan:
+    """Batches of images in numbered chunks; a chunk is what the network encodes at once.
+
+    Without `epochs`, all `ids` once, in order, as evaluation views; with `epochs`, shuffled by the seed, as random
+    crops. The last batch of an epoch may be smaller. `part` (rank, world size) selects this rank's chunks of a batch;
+    the chunks themselves do not depend on the world size. A chunk is empty if a batch has fewer chunks than ranks.
+
+    >>> plan = Plan(np.arange(5), batch=3, chunk=2)
+    >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
+    [([0, 1], False), ([2], True), ([3, 4], True)]
+    >>> plan = Plan(np.arange(5), batch=3, chunk=2, part=(1, 2))
+    >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
+    [([2], True), ([], True)]
+    """
+
+    ids: Ids
+    batch: int
+    chunk: int
+    epochs: int | None = None
+    seed: int = 0
+    part: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        batches = [self._chunks(start) for start in range(0, len(self.ids), self.batch)]
+        self._epoch = [chunk for batch in batches for chunk in batch]
+        self._per_batch = len(batches[0]) if batches else 0
+        self._batches = len(batches)
+        self.steps = len(batches) * (self.epochs or 1)
+
+    def _chunks(self, start: int) -> list[tuple[int, int, bool]]:
+        """Return start, stop and `ends_batch` of this rank's chunks of the batch that begins at `start`."""
+        end = min(start + self.batch, len(self.ids))
+        rank, world_size = self.part
+        count = -(-(end - start) // (self.chunk * world_size))
+        starts = [min(start + number * self.chunk, end) for number in range(rank * count, (rank + 1) * count)]
+        return [(first, min(first + self.chunk, end), i == count) for i, first in enumerate(starts, start=1)]
+
+    def __len__(self) -> int:
+        return len(self._epoch) * (self.epochs or 1)
+
+    def first_request(self, step: int) -> int:
+        """Return the number of the first request after `step` batches."""
+        epoch, batch = divmod(step, max(1, self._batches))
+        return epoch * len(self._epoch) + batch * self._per_batch
+
+    def request(self, number: int) -> Request:
+        """Return the images of one chunk."""
+        epoch, number = divmod(number, len(self._epoch))
+        start, stop, last = self._epoch[number]
+        if self.epochs is None:
+            return Request(self.ids[start:stop], None, last)
+        return Request(self.ids[_order(len(self.ids), self.seed, epoch)[start:stop]], epoch, last)
+
+
+@functools.lru_cache(maxsize=2)  # needed for every chunk of an epoch
+def _order(length: int, seed: int, epoch: int) -> Ids:
+    return epoch_order(length, seed, epoch)
+
+
+class Chunk(NamedTuple):
+    """The readable images of a request, uint8 (n, S, S, 3), and the skipped ones."""
+
+    ids: Ids
+    images: Tensor
+    skipped: list[Skip]
+    ends_batch: bool
+
+
+def read_chunks(
+    dataset: ImageDataset, plan: Plan, *, image_size: int, workers: int = 0, start: int = 0
+) -> Iterator[Chunk]:
+    """Yield the chunks of a plan from batch `start`; `workers` processes (for arrays one thread) read ahead."""
+    reader = _Reader(dataset, plan, image_size)
+    first = plan.first_request(start)
+    if workers == 0 or first == len(plan):
+        return map(reader.__getitem__, range(first, len(plan)))
+    if isinstance(dataset, ArrayDataset):
+        return in_thread(reader, first, len(plan))
+    return in_processes(reader, first, len(plan), workers=workers)
+
+
+@dataclass
+class _Reader(Dataset[Chunk]):
+    """Chunks by number; pickled to the workers."""
+
+    dataset: ImageDataset
+    plan: Plan
+    size: int
+
+    def __getitem__(self, number: int) -> Chunk:
+        ids, epoch, ends_batch = self.plan.request(number)
+        if isinstance(self.dataset, ArrayDataset) and epoch is not None and len(ids):
+            options = {"seed": self.plan.seed, "epoch": epoch, "view": 0}
+            views = crop_views(self.dataset.images[ids], TRAIN_CROP, self.size, ids=ids, **options)
+            return Chunk(ids, views.permute(0, 2, 3, 1), [], ends_batch)
+        kept: list[int] = []
+        images: list[RGBImage] = []
+        skipped: list[Skip] = []
+        for index in ids.tolist():
+            try:
+                images.append(self._view(index, epoch))
+                kept.append(index)
+            except BadImage as error:
+                skipped.append(Skip(index, self.dataset.key(index), error.reason))
+        stacked = np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8)
+        return Chunk(np.array(kept, dtype=np.int64), torch.from_numpy(stacked), skipped, ends_batch)
+
+    def _view(self, index: int, epoch: int | None) -> RGBImage:
+        # Decode large enough that neither a center crop nor a random crop of 8 % of the area is upsampled.
+        image = self.dataset.load(index, min_side=self.size * (2 if epoch is None else 4))
+        if epoch is None:
+            return eval_view(image, self.size)
+        return train_crop(image, self.size, seed=self.plan.seed, epoch=epoch, index=index)

@@ -1,0 +1,314 @@
+"""Evaluate a frozen encoder with linear classifiers: the paper's augmented protocol, or cached features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from snclr.data.datasets.base import ImageDataset
+from snclr.data.loader import Skip
+from snclr.data.sampler import Ids
+from snclr.data.splits import hold_out
+from snclr.distributed.collectives import rank_and_size
+from snclr.errors import UserError
+from snclr.evaluation.feature_store import FeatureStore, open_store
+from snclr.evaluation.features import extract_features, frozen
+from snclr.evaluation.images import Plan
+from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, StandardizedFeatures
+from snclr.evaluation.results import LinearResult
+from snclr.evaluation.scoring import (
+    Labeled,
+    check_classes,
+    describe_sets,
+    labeled,
+    match_labels,
+    top_shares,
+    true_ranks,
+)
+from snclr.evaluation.session import Session, open_target
+from snclr.evaluation.state import EvalState
+from snclr.runtime.stop import StopFlag
+from snclr.train.optim import scaled_lr
+
+LEARNING_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""The grid of `linear_cached`."""
+HELD_OUT = 0.1
+_BLOCK = 4096  # rows classified at once
+
+
+class Trial(NamedTuple):
+    """A learning rate and its scores on the held-out part of the training set."""
+
+    learning_rate: float
+    top1: float
+    loss: float
+    """Cross-entropy; decides between equal accuracies."""
+
+
+@dataclass(frozen=True)
+class LinearScore:
+    """Accuracies in [0, 1]; `top5` is None with five classes or fewer."""
+
+    top1: float
+    top5: float | None
+    learning_rate: float
+    protocol: str
+    predictions: Tensor
+    """(n,) the predicted class of each labeled test image, on the CPU."""
+    trials: list[Trial] = field(default_factory=list)
+    """The learning rates tried by `linear_cached`."""
+    skipped: list[Skip] = field(default_factory=list)
+    """Images `linear_probe` could not read, training images first."""
+
+
+def evaluate_linear(
+    session: Session, run: str | Path, *, data: str | None, test: str | None, protocol: Literal["cached", "paper"],
+    epochs: int | None, batch_size: int | None, lr: float | None, workers: int, seed: int,
+) -> LinearResult:  # fmt: skip
+    """Train and test a linear classifier on a run's encoder, and record the result.
+
+    A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
+    """
+    if protocol not in ("cached", "paper"):
+        raise UserError(f"protocol must be one of cached, paper, not {protocol!r}")
+    target = open_target(session, run, data, test, seed=seed)
+    kind, size = f"linear-{protocol}", target.spec.image_size
+    given = {"epochs": epochs, "batch_size": batch_size}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    with session.state(run, kind, {**target.identity, **settings, "lr": lr, "seed": seed}) as state:
+        settings |= {
+            "data": target.description, "device": session.device, "state": state, "stop": session.stop, "seed": seed,
+            "quiet": session.quiet,
+        }  # fmt: skip
+        if protocol == "cached":
+            labels = match_labels(target.train, target.test)[:2]
+            parts = zip((target.train, target.test), labels, ("training", "test"), strict=True)
+            common: dict[str, Any] = {"image_size": size, "workers": workers}
+            train_set, test_set = (
+                session.features(run, target.encoder, part, labels=y, description=f"{name} features", **common)
+                for part, y, name in parts
+            )
+            score = linear_cached(
+                train_set.features, train_set.labels, test_set.features, test_set.labels,
+                learning_rates=LEARNING_RATES if lr is None else (lr,), **settings,
+            )  # fmt: skip
+            skipped = len(train_set.skipped) + len(test_set.skipped)
+        else:
+            store = None
+            if session.cache:
+                weights = target.encoder.state_dict()
+                store = open_store(run, "encoder", weights, target.test, image_size=size, device=session.device)
+            score = linear_probe(
+                target.encoder, target.train, target.test, image_size=size, base_lr=lr, workers=workers, store=store,
+                **settings,
+            )  # fmt: skip
+            skipped = len(score.skipped)
+        numbers = {"top1": score.top1, "top5": score.top5}
+        record = session.record(run, kind, numbers, score.protocol, learning_rate=score.learning_rate, skipped=skipped)
+    return LinearResult.from_record(record)
+
+
+def linear_probe(
+    encoder: nn.Module, train: ImageDataset, test: ImageDataset, *, image_size: int, base_lr: float | None = None,
+    epochs: int = 90, batch_size: int = 4096, chunk: int = 128, seed: int = 0, workers: int = 0,
+    device: torch.device | str = "cpu", data: str | None = None, state: EvalState | None = None,
+    stop: StopFlag | None = None, store: FeatureStore | None = None, quiet: bool = False,
+) -> LinearScore:  # fmt: skip
+    """Run the paper's linear evaluation: one linear layer on the frozen encoder, trained on random crops and flips.
+
+    SGD, momentum 0.9, no weight decay, learning rate base_lr × batch / 256 (default: `paper_lr`), cosine to 0. The
+    batch is at most the size of the dataset; `chunk` images are encoded at once. The ranks share the encoding of each
+    batch, and each trains the same classifier on all of it. `stop` raises StopRequested; a call with the same `state`
+    continues. `store` caches the features of the test images.
+    """
+    why = ", given"
+    if base_lr is None:
+        base_lr, architecture = paper_lr(encoder)
+        why = f", the paper's for {architecture}"
+    _check(epochs, batch_size, [base_lr])
+    train_labels, test_labels, _ = match_labels(train, test)
+    ids = np.flatnonzero(train_labels >= 0)
+    classes = known_classes(torch.from_numpy(train_labels[ids]), torch.from_numpy(test_labels[test_labels >= 0]))
+    y = torch.searchsorted(classes, torch.from_numpy(train_labels))  # valid for labeled images only
+    batch = min(batch_size, len(ids))
+    lr = scaled_lr(base_lr, batch)
+    plan = Plan(ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed, part=rank_and_size())
+    head = LinearHeads(feature_width(encoder, image_size, device), len(classes), [lr], device=device)
+    task = AugmentedTask(
+        head, plan, y, encoder, train, image_size=image_size, workers=workers, device=device, stop=stop
+    )
+    with frozen(encoder):
+        task.fit("linear probe", "probe", state, stop, quiet=quiet or rank_and_size()[0] > 0)
+    if not task.seen:
+        raise UserError(f"none of the labeled images of {train.name} could be read")
+    tested = extract_features(
+        encoder, test, image_size=image_size, batch_size=chunk, workers=workers, device=device, labels=test_labels,
+        description="linear probe, test", store=store, stop=stop, quiet=quiet,
+    )  # fmt: skip
+    queries = labeled(tested.features, tested.labels, "test")
+    ranks, predictions = _classify(head, queries, classes)
+    left_out = len(train) - len(ids) + queries.left_out
+    protocol = (
+        f"linear probe, frozen encoder: random resized crop and flip at {image_size} px, {_sgd(epochs, batch)}, "
+        f"learning rate {lr:g} ({base_lr:g} × batch/256{why}), seed {seed}; tested on center crops; "
+        + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
+    )
+    unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
+    return LinearScore(*top_shares(ranks, len(classes)), lr, protocol, predictions, skipped=unreadable)
+
+
+def paper_lr(encoder: nn.Module) -> tuple[float, str]:
+    """Return the paper's base learning rate and its architecture: 3 for plain ViTs, 0.1 for any other network.
+
+    The timm class decides, not the name: LeViT and MobileViT are partly convolutional; BEiT and EVA are plain ViTs.
+    """
+    from timm.models.beit import Beit
+    from timm.models.eva import Eva
+    from timm.models.vision_transformer import VisionTransformer
+
+    return (3.0, "ViTs") if isinstance(encoder, (VisionTransformer, Beit, Eva)) else (0.1, "ResNets")
+
+
+def linear_cached(
+    train: Tensor, train_labels: Tensor | None, test: Tensor, test_labels: Tensor | None, *, epochs: int = 100,
+    batch_size: int = 1024, learning_rates: Sequence[float] = LEARNING_RATES, seed: int = 0,
+    device: torch.device | str | None = None, data: str | None = None, state: EvalState | None = None,
+    stop: StopFlag | None = None, quiet: bool = True,
+) -> LinearScore:  # fmt: skip
+    """Train one linear layer on precomputed features (n, d), without augmentation, in seconds instead of minutes.
+
+    All learning rates are trained at once on nine tenths of each training class. The best on the last tenth is trained
+    again on all of it and tested once. Features are standardized by the training set's mean and deviation. Rows with
+    label -1 are ignored. `data` describes the two sets in the protocol. The classifier is trained on `device` (default:
+    that of the features). `stop` raises StopRequested; a call with the same `state` continues.
+    """
+    _check(epochs, batch_size, learning_rates)
+    known, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
+    if train.shape[1:] != test.shape[1:]:
+        raise UserError(
+            f"training features {tuple(train.shape)} and test features {tuple(test.shape)} differ in width; "
+            "take both from the same encoder"
+        )
+    classes = known_classes(known.labels, queries.labels)
+    features = StandardizedFeatures(
+        known.features, torch.searchsorted(classes, known.labels), torch.device(device or train.device)
+    )
+    quiet = quiet or rank_and_size()[0] > 0
+
+    def fit(rows: Ids, rates: Sequence[float], stage: str) -> LinearHeads:
+        """Train one head per learning rate on some rows."""
+        heads = LinearHeads(features.x.shape[1], len(classes), rates, device=features.device)
+        batch = min(batch_size, len(rows))
+        plan = Plan(rows, batch=batch, chunk=batch, epochs=epochs, seed=seed)
+        with heads.fitting_threads(batch):
+            CachedTask(heads, plan, features).fit(
+                "linear classifier", stage, state, stop, quiet=quiet, log_every=plan.steps
+            )
+        return heads
+
+    trials: list[Trial] = []
+    lr = learning_rates[0]
+    if len(learning_rates) > 1:
+        rows, held_out = hold_out(features.y.cpu().numpy(), HELD_OUT, seed)
+        if len(held_out) == 0:
+            raise UserError(
+                "no class has two training images, so none can be held out to choose a learning rate; give more images "
+                "or one learning rate, such as learning_rates=[0.1]"
+            )
+        rates = sorted(learning_rates)
+        trials = _score_heads(fit(rows, rates, "grid"), rates, features, held_out)
+        lr = max(trials, key=lambda trial: (trial.top1, -trial.loss)).learning_rate
+    head = fit(np.arange(len(known.labels)), [lr], "final")
+    ranks, predictions = _classify(head, queries._replace(features=features.standardize(queries.features)), classes)
+    sets = describe_sets(
+        len(known.labels), len(queries.labels), len(classes), left_out=known.left_out + queries.left_out, data=data
+    )
+    protocol = (
+        "linear classifier on cached features of center crops, standardized by the training set's mean and deviation: "
+        f"no augmentation, {_sgd(epochs, min(batch_size, len(known.labels)))}, "
+        f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}; {sets}"
+    )
+    return LinearScore(*top_shares(ranks, len(classes)), lr, protocol, predictions, trials=trials)
+
+
+def _score_heads(
+    heads: LinearHeads, rates: Sequence[float], features: StandardizedFeatures, rows: Ids
+) -> list[Trial]:  # fmt: skip
+    """Return accuracy and loss of every head on some rows."""
+    correct, loss = torch.zeros(2, len(rates), device=features.device)
+    for start in range(0, len(rows), _BLOCK):
+        x, y = features.rows(rows[start : start + _BLOCK])
+        for head, logits in enumerate(heads.logits(x)):
+            correct[head] += (true_ranks(logits, y) == 0).sum()
+            loss[head] += F.cross_entropy(logits, y, reduction="sum")
+    columns = (rates, (correct / len(rows)).tolist(), (loss / len(rows)).tolist())
+    return [Trial(*values) for values in zip(*columns, strict=True)]
+
+
+def _classify(head: LinearHeads, queries: Labeled, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rank of the true class (n,) and the predicted class (n,) of a single head, on the CPU."""
+    ranks, predictions = [], []
+    device = head.weight.device
+    classes = classes.to(device)
+    for start in range(0, len(queries.labels), _BLOCK):
+        x, y = (part[start : start + _BLOCK].to(device) for part in queries[:2])
+        (scores,) = head.logits(x)
+        ranks.append(true_ranks(scores, torch.searchsorted(classes, y)).cpu())
+        predictions.append(classes[scores.argmax(dim=1)].cpu())
+    return torch.cat(ranks), torch.cat(predictions)
+
+
+def known_classes(train_labels: Tensor, test_labels: Tensor) -> Tensor:
+    """Return the sorted classes (C,); refuse a test set with classes that the training set lacks."""
+    classes, known = check_classes(train_labels, test_labels)
+    if not bool(known.all()):
+        missing = torch.unique(test_labels[~known])
+        raise UserError(
+            f"{len(missing)} of the test images' classes have no labeled training image, such as class "
+            f"{missing[0].item()}; add training images of these classes or remove them from the test set"
+        )
+    return classes
+
+
+def _sgd(epochs: int, batch: int) -> str:
+    return f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {epochs} epochs, batch {batch}, cosine to 0"
+
+
+def _chosen(trials: list[Trial], lr: float) -> str:
+    if not trials:
+        return " (given)"
+    rates = [trial.learning_rate for trial in trials]
+    best = max(trial.top1 for trial in trials)
+    edge = " (at the edge of the grid: a wider one may do better)" if lr in (rates[0], rates[-1]) else ""
+    return (
+        f", the best of {len(rates)} from {rates[0]:g} to {rates[-1]:g}{edge} on a held-out tenth of each training "
+        f"class (top-1 {best:.1%} there), then trained again on all of it"
+    )
+
+
+def _check(epochs: int, batch_size: int, learning_rates: Sequence[float]) -> None:
+    if epochs < 1 or batch_size < 1:
+        raise UserError(f"epochs is {epochs} and batch_size {batch_size}; both must be at least 1")
+    if not learning_rates or not all(0 < lr < math.inf for lr in learning_rates):
+        raise UserError(f"the learning rates are {list(learning_rates)}; give at least one, all above 0 and finite")
+
+
+def feature_width(encoder: nn.Module, image_size: int, device: torch.device | str) -> int:
+    """Return the number of features of an encoder, found with one black image."""
+    encoder.to(device)
+    with frozen(encoder), torch.inference_mode():
+        features = encoder(torch.zeros(1, 3, image_size, image_size, device=device))
+    if features.ndim != 2:
+        raise UserError(
+            f"the encoder returns {tuple(features.shape)} for an image; give an encoder without a classifier that "
+            "returns (images, features)"
+        )
+    return int(features.shape[1])

@@ -1,0 +1,212 @@
+"""Linear classifiers on a frozen encoder: many heads trained at once, on augmented views or on cached features."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from snclr.checkpoint.format import Checkpoint
+from snclr.data.datasets.base import ImageDataset
+from snclr.data.loader import Skip
+from snclr.data.sampler import Ids
+from snclr.evaluation.features import encode_batches
+from snclr.evaluation.images import Plan
+from snclr.evaluation.scoring import labeled
+from snclr.evaluation.state import EvalState
+from snclr.runtime.stop import StopFlag
+from snclr.runtime.threads import limit_threads
+from snclr.train.schedule import warmup_cosine
+from snclr.train.trainer import Trainer, TrainTask, load_checkpoint
+
+_SMALL_STEP = 2**28  # multiplications per step: about ten milliseconds on one core
+
+
+class LinearHeads:
+    """G softmax classifiers (d features, C classes), trained by SGD with momentum 0.9 and no weight decay.
+
+    They start at zero, which is enough for a convex problem. All heads train on the same batches and differ only in
+    their learning rate. The gradient is written out, because all heads share its matrix product.
+
+    >>> heads = LinearHeads(2, 2, learning_rates=[0.1, 1.0])
+    >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    >>> loss = heads.step(x, y)
+    >>> heads.logits(x).argmax(dim=2).tolist()  # (G, n)
+    [[0, 1], [0, 1]]
+    """
+
+    momentum = 0.9
+
+    def __init__(
+        self, dim: int, num_classes: int, learning_rates: Sequence[float], *, device: torch.device | str = "cpu"
+    ) -> None:
+        self.shape = (len(learning_rates), num_classes)
+        columns = len(learning_rates) * num_classes
+        self.weight = torch.zeros(dim, columns, device=device)  # columns of all heads: one matrix product
+        self.bias = torch.zeros(columns, device=device)
+        self._speed = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        self._lr = torch.tensor(learning_rates, device=device).repeat_interleave(num_classes)
+
+    @torch.no_grad()
+    def step(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """Update on features (n, d) and classes (n,) with learning rates × `scale`; return the losses (G,) before."""
+        log_p = self._scores(x).log_softmax(dim=2)  # (n, G, C)
+        picked = y[:, None, None].expand(-1, self.shape[0], 1)
+        loss = -log_p.gather(2, picked).mean(dim=(0, 2))
+        # Smaller probabilities contribute no gradient, but denormal numbers make the product ten times slower.
+        p = log_p.clamp_(min=-50).exp_()
+        gradient = p.scatter_add_(2, picked, torch.full_like(picked, -1, dtype=x.dtype))  # p − one-hot
+        gradient = gradient.flatten(1).div_(len(x))
+        speed, bias_speed = self._speed
+        speed.mul_(self.momentum).addmm_(x.T, gradient)
+        bias_speed.mul_(self.momentum).add_(gradient.sum(dim=0))
+        self.weight.addcmul_(speed, self._lr, value=-scale)
+        self.bias.addcmul_(bias_speed, self._lr, value=-scale)
+        return loss
+
+    def state(self) -> dict[str, Tensor]:
+        """Return weights and momentum by name; the tensors are not copied."""
+        return {"weight": self.weight, "bias": self.bias, "speed": self._speed[0], "bias_speed": self._speed[1]}
+
+    @torch.no_grad()
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits of features (n, d) for every head: (G, n, C)."""
+        return self._scores(x).transpose(0, 1)
+
+    def fitting_threads(self, batch: int) -> contextlib.AbstractContextManager[None]:
+        """Use one thread if a step on the CPU is so small that more threads would mostly wait."""
+        small = self.weight.device.type == "cpu" and batch * self.weight.numel() < _SMALL_STEP
+        return limit_threads(1 if small else 0)
+
+    def _scores(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight).view(len(x), *self.shape)
+
+
+class FeatureBatch(NamedTuple):
+    """Features x (n, d) and classes y (n,) of one step."""
+
+    step: int
+    x: Tensor
+    y: Tensor
+
+
+class LinearTask(TrainTask[FeatureBatch]):
+    """Train linear heads on the batches of a plan, the same on every rank."""
+
+    def __init__(self, heads: LinearHeads, plan: Plan) -> None:
+        self.heads, self.plan = heads, plan
+        self.total_steps = plan.steps
+        self.steps_per_epoch = -(-len(plan.ids) // plan.batch)
+
+    @abstractmethod
+    def batches(self, start: int) -> Iterator[FeatureBatch]:
+        """Yield the same batches on every rank."""
+
+    def images_after(self, step: int) -> int:
+        """Return the images used by the first `step` steps."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        return epoch * len(self.plan.ids) + batch * self.plan.batch
+
+    def step(self, batch: FeatureBatch, *, log: bool) -> dict[str, Any]:
+        """Update all heads; return the loss of a single head."""
+        if not len(batch.y):  # no image of the batch could be read
+            return {}
+        scale = warmup_cosine(batch.step, total_steps=self.total_steps, warmup_steps=0, peak=1.0)
+        loss = self.heads.step(batch.x, batch.y, scale)
+        return {"loss": loss.item()} if log and len(loss) == 1 else {}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return weights and momentum."""
+        return self.heads.state(), {}
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        """Restore what `state` returned."""
+        for name, value in self.heads.state().items():
+            value.copy_(checkpoint.tensors[name])
+
+    def fit(
+        self, description: str, stage: str, state: EvalState | None, stop: StopFlag | None, *, quiet: bool,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """Train to the end; with `state`, save and resume in its sub-folder `stage`."""
+        device, folder, identity, checkpoint = self.heads.weight.device, None, None, None
+        if state is not None:
+            folder, identity = state.folder / stage, state.identity
+            checkpoint = load_checkpoint(folder, device, identity, quiet=quiet)
+        Trainer(
+            task=self, description=description, checkpoints=folder, stop=stop or StopFlag(), identity=identity,
+            device=device, quiet=quiet, **options,
+        ).fit(checkpoint)  # fmt: skip
+
+
+class AugmentedTask(LinearTask):
+    """Encode random crops in every step; `y` (n,) has the class of each image of the dataset."""
+
+    def __init__(
+        self, heads: LinearHeads, plan: Plan, y: Tensor, encoder: nn.Module, dataset: ImageDataset, **options: Any
+    ) -> None:
+        super().__init__(heads, plan)
+        self.y, self.encoder, self.dataset, self.options = y, encoder, dataset, options
+        self.seen = 0
+        self.skipped: dict[int, Skip] = {}
+
+    def batches(self, start: int) -> Iterator[FeatureBatch]:
+        """Encode the batches of the plan; each rank encodes its part and gets all of it."""
+        encoded = encode_batches(
+            self.encoder, self.dataset, self.plan, start=start, progress=self.progress, **self.options
+        )
+        for step, batch in enumerate(encoded, start=start):
+            self.seen += len(batch.ids)
+            self.skipped.update({skip.index: skip for skip in batch.skipped})
+            if len(batch.ids):
+                x, y, _ = labeled(batch.features, self.y[batch.ids], "training")
+                yield FeatureBatch(step, x, y)
+            else:
+                yield FeatureBatch(step, batch.features, torch.empty(0, dtype=torch.int64))
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the heads, the number of encoded images and the unreadable ones."""
+        return self.heads.state(), {"seen": self.seen, "skipped": [asdict(skip) for skip in self.skipped.values()]}
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        """Restore what `state` returned."""
+        super().load_state(checkpoint)
+        self.seen = checkpoint.info["seen"]
+        self.skipped = {entry["index"]: Skip(**entry) for entry in checkpoint.info["skipped"]}
+
+
+class StandardizedFeatures:
+    """Features x (n, d) with classes y (n,), standardized by their mean and deviation when they are read."""
+
+    def __init__(self, x: Tensor, y: Tensor, device: torch.device) -> None:
+        self.x, self.y, self.device = x, y, device
+        variance, self.mean = torch.var_mean(x.float(), dim=0, correction=0)
+        # A constant feature has no information; do not divide it by zero.
+        self.scale = torch.where(variance > 1e-12, variance, 1.0).rsqrt()
+
+    def standardize(self, x: Tensor) -> Tensor:
+        """Standardize features (n, d) by the statistics of this set."""
+        return (x.float() - self.mean) * self.scale
+
+    def rows(self, chosen: Ids) -> tuple[Tensor, Tensor]:
+        """Return standardized features and classes of some rows, on `device`."""
+        index = torch.from_numpy(chosen).to(self.x.device)
+        return self.standardize(self.x[index]).to(self.device), self.y[index].to(self.device)
+
+
+class CachedTask(LinearTask):
+    """Train on features in memory. Every rank does the same work, so no features are sent."""
+
+    def __init__(self, heads: LinearHeads, plan: Plan, features: StandardizedFeatures) -> None:
+        super().__init__(heads, plan)
+        self.features = features
+
+    def batches(self, start: int) -> Iterator[FeatureBatch]:
+        """Standardize one batch at a time, so that the features are never copied as a whole."""
+        for step in range(start, self.total_steps):
+            yield FeatureBatch(step, *self.features.rows(self.plan.request(step).ids))

@@ -1,0 +1,1 @@
+"""Nearest neighbors of images: search, positiveness, explanation."""

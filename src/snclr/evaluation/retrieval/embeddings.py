@@ -1,0 +1,209 @@
+"""`snclr embed`: the features of a dataset as one file, with image keys, labels and metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.nn.functional as F
+
+from snclr import __version__
+from snclr.data.datasets.base import open_dataset
+from snclr.data.transforms.views import MEAN, STD
+from snclr.distributed.collectives import raise_on_all_ranks
+from snclr.errors import UserError
+from snclr.evaluation.retrieval.query_images import class_names
+from snclr.evaluation.retrieval.results import EmbedResult
+from snclr.evaluation.session import Session, data_of, run_encoder
+from snclr.io.atomic import check_writable, explain_unwritable, replacing, write_atomic
+from snclr.io.hashing import weights_digest
+
+FORMATS = (".npy", ".npz", ".parquet")
+_UNWRITABLE = "choose another --out"
+_METADATA = "snclr"  # key of our metadata in the parquet schema
+
+Matrix = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Features (n, d) float32 of the images `keys` (n), with class names if known.
+
+    `metadata` are JSON values: encoder, run, weights_sha256, image_size, normalize, data, split, fingerprint, skipped …
+    """
+
+    features: Matrix
+    keys: list[str]
+    labels: list[str | None] | None
+    metadata: dict[str, Any]
+
+
+def embed_dataset(
+    session: Session, run: str | Path, *, out: str | Path, data: str | None, split: str, normalize: bool,
+    batch_size: int, workers: int,
+) -> EmbedResult:  # fmt: skip
+    """Write the features of every readable image's center crop to a file."""
+    path = check_out(out)
+    with raise_on_all_ranks():
+        if session.is_rank_zero:
+            check_writable(path, _UNWRITABLE)
+    (encoder, spec), dataset = session.open(
+        lambda: (run_encoder(run), open_dataset(data or data_of(run), split=split, download=True))
+    )
+    weights = weights_digest(encoder.state_dict())
+    extracted = session.features(
+        run, encoder, dataset, image_size=spec.image_size, batch_size=batch_size, workers=workers
+    )
+    features = F.normalize(extracted.features, dim=1) if normalize else extracted.features
+    metadata = {
+        "snclr": __version__,
+        "run": str(run),
+        "encoder": spec.name,
+        "features": features.shape[1],
+        "weights_sha256": weights,
+        "image_size": spec.image_size,
+        "mean": list(MEAN),
+        "std": list(STD),
+        "view": "center crop",
+        "normalize": normalize,
+        "data": dataset.name,
+        "split": split,
+        "fingerprint": dataset.fingerprint(),
+        "skipped": [asdict(skip) for skip in extracted.skipped],
+    }
+    keys = [dataset.key(index) for index in extracted.ids.tolist()]
+    with raise_on_all_ranks():
+        if session.is_rank_zero:
+            labels = class_names(dataset, extracted.ids)
+            write_embeddings(path, Embeddings(features.numpy(), keys, labels, metadata))
+    names = str(keys_file(path)) if path.suffix.lower() == ".npy" else None
+    return EmbedResult(str(path), names, len(keys), metadata)
+
+
+def check_out(path: Path | str) -> Path:
+    """Return the path of a file to write; UserError if its format is unknown or pyarrow is missing."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"{path} ends in {path.suffix or 'nothing'!r}; use one of {', '.join(FORMATS)}")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the name of a file to write")
+    if path.suffix.lower() == ".parquet":
+        _pyarrow("pyarrow")
+    return path
+
+
+def keys_file(path: Path | str) -> Path:
+    """Return the path of the JSON file that names the rows of a .npy file.
+
+    >>> keys_file("out/features.npy").as_posix()
+    'out/features.keys.json'
+    """
+    return Path(path).with_suffix(".keys.json")
+
+
+def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
+    """Write a .npy (with a .keys.json beside it), .npz or .parquet file atomically.
+
+    >>> import tempfile; file = Path(tempfile.mkdtemp()) / "a.npz"
+    >>> write_embeddings(file, Embeddings(np.eye(2, dtype=np.float32), ["x.png", "y.png"], None, {"run": "r"}))
+    >>> read_embeddings(file).keys
+    ['x.png', 'y.png']
+    """
+    path = check_out(path)
+    features, keys, labels, metadata = embeddings.features, embeddings.keys, embeddings.labels, embeddings.metadata
+    assert features.shape[:1] == (len(keys),)
+    with explain_unwritable(path, _UNWRITABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, features.nbytes) as file:
+            if path.suffix.lower() == ".npy":
+                np.save(file, features, allow_pickle=False)
+            elif path.suffix.lower() == ".npz":
+                columns: dict[str, Any] = {"features": features, "keys": np.array(keys, dtype=np.str_)}
+                if labels is not None:
+                    columns["labels"] = np.array([label or "" for label in labels], dtype=np.str_)
+                    columns["labeled"] = np.array([label is not None for label in labels])
+                np.savez(file, metadata=np.array(json.dumps(metadata)), **columns)
+            else:
+                pa = _pyarrow("pyarrow")
+                columns = {"key": pa.array(keys, pa.string())}
+                if labels is not None:
+                    columns["label"] = pa.array(labels, pa.string())
+                values = pa.array(np.ascontiguousarray(features).reshape(-1))
+                columns["feature"] = pa.FixedSizeListArray.from_arrays(values, features.shape[1])
+                table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(metadata)})
+                _pyarrow("pyarrow.parquet").write_table(table, file)
+        if path.suffix.lower() == ".npy":
+            # Two files cannot be replaced atomically: the hash detects a mismatched pair.
+            content = {"metadata": metadata, "keys": keys, "labels": labels, "features_sha256": _digest(features)}
+            write_atomic(keys_file(path), json.dumps(content, indent=1) + "\n")
+
+
+def read_embeddings(path: Path | str) -> Embeddings:
+    """Read a file of `write_embeddings`; its content is validated and never unpickled."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no file {path}; write one with snclr embed")
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise UserError(f"{path} is not an embeddings file; these end in {', '.join(FORMATS)}")
+    try:
+        embeddings = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}[suffix](path)
+    except UserError:
+        raise
+    except Exception as error:  # numpy and pyarrow raise many types on damaged files
+        raise UserError(f"{path} cannot be read as an embeddings file ({error}); write it again") from error
+    rows = len(embeddings.keys)
+    valid = embeddings.features.ndim == 2 and len(embeddings.features) == rows
+    valid = valid and (embeddings.labels is None or len(embeddings.labels) == rows)
+    if not (valid and all(isinstance(key, str) for key in embeddings.keys)):
+        raise UserError(f"{path} is damaged: features and keys do not match; write it again with snclr embed")
+    # A copy of our own: memory of pyarrow is read-only, which torch rejects.
+    return dataclasses.replace(embeddings, features=np.require(embeddings.features, np.float32, ["C", "W"]))
+
+
+def _read_npy(path: Path) -> Embeddings:
+    beside = keys_file(path)
+    if not beside.is_file():
+        raise UserError(f"{path} has no {beside.name}, which names its rows; write both again with snclr embed")
+    names = json.loads(beside.read_text(encoding="utf-8"))
+    with open(path, "rb") as raw:
+        features: Matrix = np.load(raw, allow_pickle=False)
+    if names["features_sha256"] != _digest(features):
+        raise UserError(f"{path} and {beside.name} do not belong together; write both again with snclr embed")
+    return Embeddings(features, names["keys"], names["labels"], names["metadata"])
+
+
+def _read_npz(path: Path) -> Embeddings:
+    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:  # numpy does not close a damaged file
+        labels = None
+        if "labels" in file:
+            pairs = zip(file["labels"].tolist(), file["labeled"].tolist(), strict=True)
+            labels = [label if known else None for label, known in pairs]
+        return Embeddings(file["features"], file["keys"].tolist(), labels, json.loads(str(file["metadata"])))
+
+
+def _read_parquet(path: Path) -> Embeddings:
+    table = _pyarrow("pyarrow.parquet").read_table(path)
+    column = table.column("feature").combine_chunks()
+    features: Matrix = column.flatten().to_numpy().reshape(len(table), column.type.list_size)
+    labels = table.column("label").to_pylist() if "label" in table.column_names else None
+    metadata = json.loads(table.schema.metadata[_METADATA.encode()])
+    return Embeddings(features, table.column("key").to_pylist(), labels, metadata)
+
+
+def _digest(features: Matrix) -> str:
+    return hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()
+
+
+def _pyarrow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError("parquet files need pyarrow: pip install 'snclr[parquet]', or use .npy or .npz") from error

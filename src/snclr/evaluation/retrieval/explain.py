@@ -1,0 +1,151 @@
+"""`snclr explain`: the loss of one image, term by term.
+
+Symbols as in `snclr.methods.snclr`, for a batch of one image: y1, z1, y2 (1, D), neighbors NN_1..NN_K, NN_0 = y2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snclr.checkpoint.run_dir import RunDir
+from snclr.data.datasets.base import ImageDataset, open_dataset
+from snclr.data.decode import BadImage, RGBImage
+from snclr.data.transforms.views import eval_view, normalize
+from snclr.errors import UserError
+from snclr.evaluation.features import extract_features
+from snclr.evaluation.retrieval.gallery import Gallery
+from snclr.evaluation.retrieval.query_images import label_of, open_queries, training_images
+from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
+from snclr.evaluation.retrieval.space import weigh_as_trained
+from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
+from snclr.methods.snclr.queue import nearest_neighbors
+from snclr.runtime.device import pick_device
+from snclr.train.run_loader import load_method
+
+VIEW = "the center crop as both views, so that both directions of the loss are equal"
+DENOMINATORS = {
+    "own": "the row's own K+1 terms, Σ_{i=0..K} exp(z1·NN_i/τ): a batch of this one image has no other instances",
+    "y2": "exp(z1·y2/τ) alone: Eq. 1, which has no neighbors, for a batch of this one image",
+}
+DrawExplanation = Callable[[Explanation, Callable[[ExplainedTerm], "RGBImage | None"], Path], None]
+"""Draws an explanation to a PNG file; the function loads the image of a term, None if it cannot be read."""
+
+
+class Views(NamedTuple):
+    """y1, z1 and y2 of one image, (1, D) each, L2-normalized."""
+
+    y1: Tensor
+    z1: Tensor
+    y2: Tensor
+
+
+def explain_image(
+    run: str | Path, image: str | Path, *, candidates: str, out: str | Path | None, workers: int, device: str,
+    quiet: bool, draw: DrawExplanation,
+) -> Explanation:  # fmt: skip
+    """Explain the loss of one image among the run's queue or the images of a dataset; write the figure."""
+    device = pick_device(device)
+    method, config, _ = load_method(run, torch.device(device))
+    if config.method != "snclr":
+        raise UserError(
+            f"{run} was trained with {config.method}; explain needs a run of --method snclr. For the most similar "
+            "images of any run use snclr search"
+        )
+    trained_on, _ = training_images(run, config.data)
+    query, pixels = _load_query(image, trained_on, config.image_size)
+    views = project_views(method, normalize(eval_view(pixels, config.image_size)[None], device))
+    if candidates == "queue":
+        gallery = Gallery.from_queue(run, method.queue)
+    else:
+        dataset = open_dataset(candidates, download=True)
+        y2 = extract_features(
+            method.target_network, dataset, image_size=config.image_size, workers=workers, device=device,
+            description="candidates", quiet=quiet,
+        )  # fmt: skip
+        gallery = Gallery.from_features(y2, dataset)
+    own = gallery.index_of(query)
+    loss, terms = explain_loss(method.criterion, views, gallery, own_id=-1 if own is None else own)
+    label = label_of(query, 0) or (None if own is None else gallery.label(own))
+    terms[0] = replace(terms[0], key=query.key(0), label=label)
+    settings = method.criterion.config
+    figure = Path(out) if out is not None else RunDir(run).figures / f"explain-{Path(str(image)).stem}.png"
+    explanation = Explanation(
+        image=str(image), view=VIEW, candidates=gallery.description, loss=loss, form=settings.loss_form,
+        sides=settings.sides, tau=settings.temperature, gamma=settings.gamma,
+        denominator=DENOMINATORS["y2" if settings.sides == "neither" else "own"], neighbors=len(terms) - 1,
+        terms=terms, note=gallery.note,
+    )  # fmt: skip
+
+    def load(term: ExplainedTerm) -> RGBImage | None:
+        try:
+            return pixels if term.index is None else gallery.load(term.index)
+        except BadImage:  # missing or damaged since
+            return None
+
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    draw(explanation, load, figure)
+    return replace(explanation, figure=str(figure))
+
+
+def _load_query(image: str | Path, trained_on: ImageDataset | None, size: int) -> tuple[ImageDataset, RGBImage]:
+    """Open the query image as a dataset of one, and decode it."""
+    if Path(image).is_dir():
+        raise UserError(f"{image} is a folder; give one image")
+    query = open_queries(image, trained_on)
+    try:
+        return query, query.load(0, min_side=2 * size)  # as feature extraction decodes
+    except BadImage as error:
+        raise UserError(f"{image} cannot be read: {error.reason}; give another image") from error
+
+
+@torch.no_grad()
+def project_views(method: Any, image: Tensor) -> Views:
+    """Compute y1, z1 and y2 of one image (1, 3, S, S) with the method in evaluation mode."""
+    assert not method.training, "batch norm must use its running statistics"
+    y1 = method.projector(method.encoder(image))
+    return Views(*(F.normalize(t.float(), dim=1) for t in (y1, method.predictor(y1), method.target_network(image))))
+
+
+@torch.no_grad()
+def explain_loss(
+    criterion: SoftNeighborLoss, views: Views, gallery: Gallery, *, own_id: int = -1
+) -> tuple[float, list[ExplainedTerm]]:
+    """Compute Eq. 3, 4 and 2 for one image; return the loss and its terms, y2 first, then the neighbors by cosine.
+
+    Images of the gallery with the id `own_id` are left out.
+    """
+    s = criterion.config
+    y1, z1, y2 = views
+    candidates, candidate_ids = gallery.features.to(y2), gallery.ids.to(y2.device)
+    ids = torch.tensor([own_id], device=y2.device)
+    nearest = nearest_neighbors(y2, candidates, s.neighbors, ids=ids, candidate_ids=candidate_ids)
+    if not bool(nearest.mask.any()):
+        raise UserError("there is no candidate other than the image itself; give more images as --candidates")
+    w = weigh_as_trained(criterion, y1, candidates[nearest.index.clamp(min=0)], nearest.mask, gamma=s.gamma)
+    loss = soft_neighbor_loss(z1, y2, candidates, nearest.index, w, tau=s.temperature, form=s.loss_form, sides=s.sides)
+    mask = nearest.mask[0]
+    positions = nearest.index[0][mask]
+    nn_i = torch.cat([y2, candidates[positions]]).cpu().double()  # (K+1, D), on the CPU: MPS has no float64
+    prediction = nn_i @ z1[0].cpu().double()
+    weights = torch.cat([w.new_ones(1), w[0][mask]]).cpu().double()
+    logits = prediction / s.temperature
+    if s.sides == "neither":  # Eq. 1: no neighbor in the denominator
+        logits[1:] = -torch.inf
+    log_p = logits - logits.logsumexp(dim=0)
+    neighbors_are_positive = s.sides in ("both", "positives")
+    term = weights * (-log_p if s.loss_form == "outside" and neighbors_are_positive else log_p.exp())
+    if not neighbors_are_positive:
+        term[1:] = 0
+    share = term / term.sum() if float(term.sum()) > 0 else torch.zeros_like(term)
+    indices = candidate_ids[positions].tolist()
+    names = [("y2", None, None), *((gallery.key(index), index, gallery.label(index)) for index in indices)]
+    columns = torch.stack([nn_i @ y2[0].cpu().double(), prediction, weights, log_p.exp(), term, share], dim=1).tolist()
+    terms = [ExplainedTerm(i, *name, *row) for i, (name, row) in enumerate(zip(names, columns, strict=True))]
+    return float(loss) * (2 * s.temperature if s.times_2tau else 1), terms

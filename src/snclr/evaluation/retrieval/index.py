@@ -1,0 +1,157 @@
+"""Cosine search: exact, or with a faiss index whose recall is measured before it is used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snclr.errors import UserError
+from snclr.methods.snclr import kernels as streaming
+
+INDICES = ("auto", "exact", "faiss")
+FAISS_FROM = 100_000
+"""Gallery size from which `auto` considers an index."""
+GOOD_RECALL = 0.95
+"""nprobe is doubled until this recall is reached."""
+_SAMPLE = 256  # queries the recall is measured on
+_POINTS_PER_LIST = 39  # the minimum faiss recommends to train a list
+_TRAIN_POINTS_PER_LIST = 64
+
+Pairs = tuple[Tensor, Tensor]
+"""(query, gallery) positions of the same image, sorted by query."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The k nearest gallery rows of each query, best first: (n, k), padded with index -1 and cosine -inf."""
+
+    cosine: Tensor
+    index: Tensor
+    method: str
+    """How the gallery was searched."""
+    recall: float | None
+    """Measured recall of an approximate search; None if the search is exact."""
+
+
+def find_similar(
+    queries: Tensor,
+    gallery: Tensor,
+    k: int,
+    *,
+    index: str = "auto",
+    query_ids: Tensor | None = None,
+    gallery_ids: Tensor | None = None,
+) -> Hits:
+    """Find the k rows of the gallery (m, D) with the largest cosine to each query (n, D), except those of equal id.
+
+    >>> find_similar(torch.eye(2), torch.tensor([[1.0, 0.2], [0.0, 3.0], [1.0, 1.0]]), 2).index
+    tensor([[0, 2],
+            [1, 2]])
+    """
+    check_k(k)
+    if queries.shape[1:] != gallery.shape[1:]:
+        raise UserError(
+            f"query features {tuple(queries.shape)} and gallery features {tuple(gallery.shape)} differ in width; "
+            "take both from the same encoder"
+        )
+    q, c = F.normalize(queries.float(), dim=1), F.normalize(gallery.float(), dim=1)
+    same = None
+    if query_ids is not None and gallery_ids is not None:
+        same = streaming.matching_pairs(query_ids, gallery_ids)
+    if choose_index(index, len(q), len(c)) == "faiss":
+        return _search_faiss(q, c, k, same)
+    cosine, positions = streaming.topk(q, c, k, exclude=same)
+    return Hits(cosine, positions, f"exact over {len(c):,} images", None)
+
+
+def check_k(k: int) -> None:
+    """Raise UserError if k is below 1."""
+    if k < 1:
+        raise UserError(f"k is {k}; give at least 1")
+
+
+def choose_index(index: str, queries: int, images: int) -> str:
+    """Return "exact" or "faiss"; `auto` builds an index only if that saves work.
+
+    Building an index compares each image with every list center: fewer queries than lists are cheaper without one.
+
+    >>> choose_index("auto", 1, 1_000_000)
+    'exact'
+    """
+    if index not in INDICES:
+        raise UserError(f"index must be one of {', '.join(INDICES)}, not {index!r}")
+    installed = importlib.util.find_spec("faiss") is not None
+    if index == "faiss" and not installed:
+        raise UserError("index faiss needs faiss: pip install 'snclr[faiss]', or search with --index exact")
+    saves_work = images >= FAISS_FROM and queries > list_count(images)
+    return index if index != "auto" else "faiss" if saves_work and installed else "exact"
+
+
+def list_count(images: int) -> int:
+    """Return the number of inverted lists for a gallery: 4√n, or fewer for a small one.
+
+    >>> list_count(1_000_000), list_count(100)
+    (4000, 2)
+    """
+    return max(1, min(round(4 * math.sqrt(images)), images // _POINTS_PER_LIST))
+
+
+def _search_faiss(q: Tensor, c: Tensor, k: int, same: Pairs | None) -> Hits:
+    """Search with inverted lists (IVF), increasing nprobe until the measured recall is good."""
+    faiss = importlib.import_module("faiss")
+    lists = list_count(len(c))
+    ivf = faiss.IndexIVFFlat(faiss.IndexFlatIP(c.shape[1]), c.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+    ivf.cp.max_points_per_centroid = _TRAIN_POINTS_PER_LIST
+    points = c.contiguous().numpy()
+    ivf.train(points)
+    ivf.add(points)
+    extra = 0 if same is None or len(same[0]) == 0 else int(torch.bincount(same[0]).max())  # removed again below
+    sample = torch.arange(0, len(q), -(-len(q) // _SAMPLE))
+    pairs = None if same is None else _pairs_of(same, sample)
+    truth = streaming.topk(q[sample], c, k, exclude=pairs)[1]
+    ivf.nprobe = max(1, lists // 64)
+    while True:
+        recall = _recall(_search(ivf, q[sample], k, extra, pairs)[1], truth)
+        if recall >= GOOD_RECALL or ivf.nprobe >= lists:
+            break
+        ivf.nprobe = min(lists, 2 * ivf.nprobe)
+    cosine, positions = _search(ivf, q, k, extra, same)
+    method = (
+        f"faiss IVF over {len(c):,} images: {ivf.nprobe} of {lists} lists, recall@{k} {recall:.3f} against the exact "
+        f"search on {len(sample)} queries"
+    )
+    return Hits(cosine, positions, method, recall)
+
+
+def _search(ivf: Any, q: Tensor, k: int, extra: int, same: Pairs | None) -> tuple[Tensor, Tensor]:
+    """Return the cosines and positions (n, k) of the index's best hits other than the query's own image."""
+    cosine, positions = (torch.from_numpy(part) for part in ivf.search(q.contiguous().numpy(), k + extra))
+    cosine = cosine.masked_fill(positions < 0, -torch.inf)  # the probed lists hold fewer than k + extra points
+    if same is not None and extra:
+        own = torch.full((len(q), extra), -2)
+        starts = torch.searchsorted(same[0], torch.arange(len(q)))
+        own[same[0], torch.arange(len(same[0])) - starts[same[0]]] = same[1]
+        is_own = (positions[:, :, None] == own[:, None, :]).any(dim=2)
+        cosine, positions = cosine.masked_fill(is_own, -torch.inf), positions.masked_fill(is_own, -1)
+    best, order = cosine.sort(dim=1, descending=True, stable=True)
+    return best[:, :k], positions.gather(1, order)[:, :k]
+
+
+def _pairs_of(same: Pairs, sample: Tensor) -> Pairs:
+    """Restrict the pairs to a sorted sample of the queries, renumbered by their position in it."""
+    kept = torch.isin(same[0], sample)
+    return torch.searchsorted(sample, same[0][kept]), same[1][kept]
+
+
+def _recall(positions: Tensor, truth: Tensor) -> float:
+    """Return the share of the true positions (n, k) that were found; -1 pads rows."""
+    known = truth >= 0
+    hit = (truth[:, :, None] == positions[:, None, :]).any(dim=2)
+    return float(hit[known].double().mean()) if bool(known.any()) else 1.0

@@ -1,0 +1,90 @@
+"""The embedding space of a run: the features its images are compared in and how neighbors are weighted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from snclr.checkpoint.encoder_file import load_encoder
+from snclr.checkpoint.run_dir import open_run
+from snclr.errors import UserError
+from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
+from snclr.methods.snclr.queue import NeighborQueue
+from snclr.train.run_loader import load_method
+
+Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K) with a row maximum of 1."""
+
+
+@dataclass(frozen=True)
+class EmbeddingSpace:
+    """`search` maps images to the features of Eq. 3, `attend` to those of Eq. 4 (None: the same features)."""
+
+    search: nn.Module
+    attend: nn.Module | None
+    role: str
+    """Name of `search` in the feature cache: y2, key, checkpoint (encoder of the last checkpoint) or encoder."""
+    weigh: Weigh
+    queue: NeighborQueue | None
+    image_size: int
+    description: str
+
+
+def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> EmbeddingSpace:
+    """Open the space of a run: SNCLR's projections y2 weighted by y1, or the encoder's features of other methods.
+
+    With `queue`, open the space of the features in the method's queue; UserError if it has none.
+    """
+    run_dir = open_run(run)
+    if not run_dir.config.is_file() and not queue:  # exported or foreign weights without heads
+        encoder, spec = load_encoder(Path(run))
+        description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
+        return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
+    method, config, _ = load_method(run, torch.device(device))
+    criterion = getattr(method, "criterion", None)
+    if isinstance(criterion, SoftNeighborLoss):
+        weigh = functools.partial(weigh_as_trained, criterion, gamma="max")
+        return EmbeddingSpace(
+            method.target_network, nn.Sequential(method.encoder, method.projector), "y2", weigh, criterion.queue,
+            config.image_size, _describe(criterion),
+        )  # fmt: skip
+    if queue:
+        if method.queue is None:
+            raise UserError(
+                f"{run} was trained with {config.method}, which has no queue. Omit --candidates queue or give a "
+                "folder of images"
+            )
+        description = f"the {config.method} run's key projections; w by Eq. 4 on the same features"
+        return EmbeddingSpace(
+            method.target_network, None, "key", weigh_by_cosine, method.queue, config.image_size, description
+        )
+    description = f"the encoder's features (the run's method is {config.method}); w by Eq. 4 on the same features"
+    return EmbeddingSpace(method.encoder, None, "checkpoint", weigh_by_cosine, None, config.image_size, description)
+
+
+def weigh_by_cosine(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
+    """Compute Eq. 4 with f1 and f2 the identity, temperature 1 and a row maximum of 1."""
+    return positiveness(y1, neighbors, mask, gamma="max")
+
+
+def weigh_as_trained(
+    criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max"]
+) -> Tensor:
+    """Compute Eq. 4 of y1 (n, D) and neighbors (n, K, D) with the weights, f1, f2 and temperature of the run."""
+    criterion.f1.to(y1.device)
+    criterion.f2.to(y1.device)
+    return criterion.positiveness(y1, neighbors, mask, gamma=gamma)
+
+
+def _describe(criterion: SoftNeighborLoss) -> str:
+    s = criterion.config
+    if s.weights == "hard":
+        return "the projections y2 (Eq. 3); the run's weights are hard: every w is 1"
+    learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"
+    return f"the projections y2 (Eq. 3); w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"

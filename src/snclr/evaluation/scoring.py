@@ -1,0 +1,117 @@
+"""Validated labels, and accuracies from class scores."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snclr.data.datasets.base import ImageDataset, Labels, align_labels
+from snclr.errors import UserError
+
+_HOW_TO_LABEL = (
+    "put the images of each class in a sub-folder of its own (one class alone is not enough), or give a list file with "
+    "a label after each path (separated by a tab)"
+)
+
+
+class Labeled(NamedTuple):
+    """Labeled features (n, d), labels (n,), and the number of unlabeled rows that were left out."""
+
+    features: Tensor
+    labels: Tensor
+    left_out: int
+
+
+def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Labels, list[str] | None]:
+    """Return the labels of both datasets in one numbering by class name, and the names."""
+    for dataset, part in ((train, "training"), (test, "test")):
+        if dataset.labels is None or not bool((dataset.labels >= 0).any()):
+            raise UserError(f"the {part} images ({dataset.name}) have no labels. To label them, {_HOW_TO_LABEL}")
+    assert train.labels is not None
+    assert test.labels is not None
+    if train.classes is None or test.classes is None or train.classes == test.classes:
+        return train.labels, test.labels, train.classes
+    aligned = align_labels(test, train.classes)
+    lost = np.unique(test.labels[(test.labels >= 0) & (aligned < 0)])
+    if len(lost):
+        names = [test.classes[number] for number in lost]
+        raise UserError(
+            f"{len(names)} of the classes of the test images ({test.name}) are not among those of the training images "
+            f"({train.name}): {_some(names)}; there are {_some(train.classes)}. Give two sets with the same class names"
+        )
+    return train.labels, aligned, train.classes
+
+
+def labeled(features: Tensor, labels: Tensor | None, part: str) -> Labeled:
+    """Return the labeled rows on the features' device; UserError if there are none or features are not finite."""
+    if labels is None or not bool((labels >= 0).any()):
+        raise UserError(f"the {part} images have no labels. To label them, {_HOW_TO_LABEL}")
+    if features.ndim != 2 or labels.shape != (len(features),):
+        raise UserError(
+            f"the {part} set has features {tuple(features.shape)} and labels {tuple(labels.shape)}; "
+            "give (n, d) and (n,)"
+        )
+    if not bool(features.isfinite().all()):
+        raise UserError(
+            f"the features of the {part} images are not all finite: the encoder's weights are damaged or its training "
+            "diverged. Use an earlier checkpoint"
+        )
+    known = labels >= 0
+    labels = labels.to(device=features.device, dtype=torch.int64)
+    if bool(known.all()):
+        return Labeled(features, labels, 0)
+    known = known.to(features.device)
+    return Labeled(features[known], labels[known], int((~known).sum()))
+
+
+def check_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sorted training classes (C,) and which test rows (n,) belong to one of them."""
+    classes: Tensor = torch.unique(train_labels)
+    if len(classes) < 2:
+        raise UserError("the training images are all of one class; give at least two classes")
+    known = torch.isin(test_labels, classes)
+    if not bool(known.any()):
+        raise UserError(
+            f"none of the test images' classes ({_some(torch.unique(test_labels).tolist())}) occurs among the training "
+            f"images ({_some(classes.tolist())}); give two sets with the same classes, numbered alike"
+        )
+    return classes, known
+
+
+def true_ranks(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the rank (n,) of the true class in scores (n, C), 0 for the best; ties go to the lower class.
+
+    >>> true_ranks(torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]]), torch.tensor([2, 1]))
+    tensor([1, 1])
+    """
+    own = scores.gather(1, labels[:, None])
+    not_before = torch.arange(scores.shape[1], device=scores.device) >= labels[:, None]
+    # Count the classes it beats, not those that beat it: a NaN score comes last.
+    beaten = (scores < own) | ((scores == own) & not_before)
+    return scores.shape[1] - beaten.sum(dim=1)
+
+
+def top_shares(ranks: Tensor, num_classes: int) -> tuple[float, float | None]:
+    """Return top-1 and top-5 accuracy in [0, 1]; top-5 is None with five classes or fewer."""
+    top5 = None if num_classes <= 5 else (ranks < 5).double().mean().item()
+    return (ranks < 1).double().mean().item(), top5
+
+
+def describe_sets(train: int, test: int | None, classes: int, *, left_out: int, data: str | None) -> str:
+    """Describe the training and test set, the last part of every protocol.
+
+    >>> describe_sets(6000, 1500, 5, left_out=0, data="demo")
+    '6,000 training and 1,500 test images, 5 classes (demo)'
+    """
+    text = f"{train:,} images" if test is None else f"{train:,} training and {test:,} test images"
+    text += f", {classes} classes"
+    if left_out:
+        text += f", {left_out:,} images without a label left out"
+    return text if data is None else f"{text} ({data})"
+
+
+def _some(names: list[str] | list[int]) -> str:
+    return ", ".join(map(str, names[:4])) + (" …" if len(names) > 4 else "")

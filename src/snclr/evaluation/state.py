@@ -1,0 +1,85 @@
+"""Stops that all ranks agree on, and the saved state of long evaluations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snclr.checkpoint.format import Checkpoint, save_checkpoint
+from snclr.distributed.collectives import all_gather_objects, raise_on_all_ranks, rank_and_size
+from snclr.io.atomic import discard, sweep
+from snclr.io.hashing import sha256_json
+from snclr.io.locking import FileLock, lock_folder
+from snclr.runtime.stop import StopFlag, StopRequested
+from snclr.train.trainer import load_checkpoint
+
+EVALUATION = "evaluation"
+"""Directory in a run for cached features and the state of stopped evaluations. It may be deleted at any time."""
+
+
+def requested_stop(stop: StopFlag | None) -> int | None:
+    """Return the stop signal that any rank received, or None; every rank must call this."""
+    signals = all_gather_objects(None if stop is None else stop.requested)
+    return next((signum for signum in signals if signum is not None), None)
+
+
+def raise_if_stop_requested(stop: StopFlag | None) -> None:
+    """Raise StopRequested on every rank if any rank received a stop signal; every rank must call this."""
+    if (signum := requested_stop(stop)) is not None:
+        raise StopRequested(signum)
+
+
+def short_hash(identity: dict[str, Any]) -> str:
+    """Return 12 hex digits that identify JSON values, for directory names.
+
+    >>> short_hash({"seed": 0, "epochs": 90}) == short_hash({"epochs": 90, "seed": 0})
+    True
+    """
+    return sha256_json(identity)[:12]
+
+
+@dataclass
+class EvalState:
+    """The saved state of one unfinished evaluation; locked inside a `with` block and deleted on success.
+
+    `identity` are the JSON values that determine the result: each has a directory of its own. Rank 0 reads and writes;
+    the other ranks receive what it read.
+    """
+
+    parent: Path
+    name: str
+    identity: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.identity = json.loads(json.dumps(self.identity))  # tuples become lists, as in the saved state
+        self.folder = self.parent / f"{self.name}-{short_hash(self.identity)}"
+        self._lock = FileLock(self.folder / ".lock")
+
+    def __enter__(self) -> EvalState:
+        with raise_on_all_ranks():
+            if rank_and_size()[0] == 0:
+                lock_folder(self._lock, "the same evaluation", "copy the run to a directory you own")
+                sweep(self.folder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if rank_and_size()[0] == 0 and (kind is None or not any(path.is_dir() for path in self.folder.iterdir())):
+            discard(self.folder)  # finished, or nothing was saved
+        self._lock.release()
+
+    def load(self, stage: str, device: torch.device | str, *, quiet: bool) -> Checkpoint | None:
+        """Return the saved state of a stage on every rank, or None."""
+        return load_checkpoint(self.folder / stage, device, self.identity, quiet=quiet)
+
+    def save(self, stage: str, step: int, tensors: dict[str, Tensor]) -> None:
+        """Save the state of a stage after `step` steps, on rank 0."""
+        if rank_and_size()[0] == 0:
+            save_checkpoint(self.folder / stage, tensors, {"identity": self.identity}, step=step, keep=1)

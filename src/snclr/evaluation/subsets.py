@@ -1,0 +1,145 @@
+"""Choose the labeled training images: a class-balanced share drawn from a seed, or a list of file names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from snclr.data.datasets.base import ImageDataset, Labels
+from snclr.data.sampler import Ids, epoch_order
+from snclr.errors import UserError
+from snclr.io.hashing import sha256_text
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+@dataclass(frozen=True)
+class LabeledSubset:
+    """Chosen images of a dataset: sorted indices (n,), their names, and how they were chosen."""
+
+    index: Ids
+    names: list[str]
+    tag: str
+    """Short name for files: 1pct, 10pct, or the name of the list."""
+    description: str
+    share: Fraction
+    """Share of the dataset's labeled images; the given one, if a share was given."""
+
+    @property
+    def text(self) -> str:
+        """The list as written to a file, one name per line."""
+        return "".join(f"{name}\n" for name in self.names)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of `text`."""
+        return sha256_text(self.text)
+
+
+def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, seed: int) -> LabeledSubset:
+    """Choose images by a share such as 1% or 0.5%, or by a file with one name per line.
+
+    `labels` (n,) has -1 for unlabeled images.
+    """
+    known = np.flatnonzero(labels >= 0)
+    match = _PERCENT.fullmatch(str(given).strip())
+    if match is None:
+        index = read_list(Path(given), dataset)
+        if unlabeled := [dataset.key(i) for i in index.tolist() if labels[i] < 0]:
+            raise UserError(f"{len(unlabeled)} images of {given} have no label, e.g. {', '.join(unlabeled[:3])}")
+        tag = re.sub(r"[^\w.-]", "_", Path(given).stem)[:40]
+        share = Fraction(len(index), max(1, len(known)))
+        description = f"the {len(index):,} images listed in {Path(given).name}"
+    else:
+        tag, share = f"{match[1]}pct", Fraction(match[1]) / 100
+        if not 0 < share <= 1:
+            raise UserError(f"labels {given} is not a share of the images; give more than 0% and at most 100%")
+        index = known[balanced_subset(labels[known], share, seed)]
+        description = f"{match[1]}% of the labels ({len(index):,} images, class-balanced, seed {seed})"
+    return LabeledSubset(index, [_line(dataset.key(i)) for i in index.tolist()], tag, description, share)
+
+
+def balanced_subset(labels: Labels, share: Fraction, seed: int) -> Ids:
+    """Return sorted indices of ⌊share · n⌋ of n images, equally many per class (±1) and at least one.
+
+    A class with too few images contributes all of them, and the other classes more. With the same seed, a smaller share
+    is a subset of a larger one.
+
+    >>> labels = np.array([0, 0, 0, 0, 0, 0, 1, 1])
+    >>> labels[balanced_subset(labels, Fraction(1, 2), seed=0)].tolist()
+    [0, 0, 1, 1]
+    """
+    classes, sizes = np.unique(labels, return_counts=True)
+    count = max(len(classes), int(share * len(labels)))
+    parts = _parts(sizes, count, seed)
+    order = epoch_order(len(labels), seed, epoch=0)
+    by_class = order[np.argsort(labels[order], kind="stable")]  # sorted by class, in the seed's order within a class
+    turn = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.sort(by_class[turn < np.repeat(parts, sizes)])
+
+
+def _parts(sizes: Ids, count: int, seed: int) -> Ids:
+    """Return how many images of each class (C,) to take, summing to `count`, as equal as the sizes allow."""
+    assert len(sizes) <= count <= sizes.sum()
+    parts = np.zeros_like(sizes)
+    turns = epoch_order(len(sizes), seed, epoch=1)
+    while (rest := count - int(parts.sum())) > 0:
+        open_classes = turns[parts[turns] < sizes[turns]]
+        each = rest // len(open_classes)
+        if each == 0:
+            parts[open_classes[:rest]] += 1
+        else:
+            parts[open_classes] = np.minimum(parts[open_classes] + each, sizes[open_classes])
+    return parts
+
+
+def read_list(path: Path, dataset: ImageDataset) -> Ids:
+    """Return the sorted indices of the images named in a text file, one per line.
+
+    A name is a file name (n01440764_10026.JPEG) or a path that ends like the image's path. Empty lines and lines that
+    start with # are ignored.
+    """
+    if not path.is_file():
+        raise UserError(
+            f"labels {str(path)!r} is neither a share such as 1% or 10% nor a file with one image name per line"
+        )
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a text list of file names: {error}") from error
+    wanted = list(dict.fromkeys(line.strip() for line in lines if line.strip() and not line.startswith("#")))
+    if not wanted:
+        raise UserError(f"{path} names no images; give one file name per line, such as n01440764_10026.JPEG")
+    by_name: dict[str, list[tuple[str, int]]] = {}
+    for index in range(len(dataset)):
+        key = _line(dataset.key(index))
+        by_name.setdefault(key.rpartition("/")[2], []).append((key, index))
+    matches = {name: _matching(name.removeprefix("./"), by_name.get(name.rpartition("/")[2], [])) for name in wanted}
+    if unknown := [name for name, indices in matches.items() if not indices]:
+        raise UserError(
+            f"{len(unknown)} of the {len(wanted)} names in {path} are not among the training images of {dataset.name}: "
+            f"{', '.join(unknown[:4])}; an image there is called {dataset.key(0)}"
+        )
+    if ambiguous := [name for name, indices in matches.items() if len(indices) > 1]:
+        raise UserError(
+            f"{len(ambiguous)} names in {path} match several images of {dataset.name}: {', '.join(ambiguous[:4])}; "
+            "write them with their folders"
+        )
+    return np.unique(np.array([indices[0] for indices in matches.values()], dtype=np.int64))
+
+
+def _matching(name: str, candidates: Sequence[tuple[str, int]]) -> list[int]:
+    """Return the candidates whose path ends like `name`, or the other way around; an equal path wins."""
+    if equal := [index for key, index in candidates if key == name]:
+        return equal
+    return [index for key, index in candidates if f"/{key}".endswith(f"/{name}") or f"/{name}".endswith(f"/{key}")]
+
+
+def _line(key: str) -> str:
+    """Escape the line breaks of a file name."""
+    return key.replace("\r", "\\r").replace("\n", "\\n")

@@ -1,0 +1,1 @@
+"""Export of encoders to the formats of other libraries."""

@@ -1,0 +1,55 @@
+"""The interface of an export format, and the result of an export."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from snclr.models.encoders import EncoderSpec
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One exported file or folder. It was loaded by its library and compared with the encoder of the run."""
+
+    format: str
+    path: Path
+    difference: float
+    """The largest difference of a feature from the encoder's own."""
+    snippet: str
+    """Code that loads it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+class Format(ABC):
+    """An export format. `reload` must load the files as the target library does, since the result is compared."""
+
+    file: str = ""
+    """Name of the file to load; "" if the folder is loaded."""
+    tolerance: float = 1e-5
+    """Largest allowed difference of a feature, relative to max(1, largest feature)."""
+
+    def refusal(self, spec: EncoderSpec) -> str | None:
+        """Return why an encoder cannot be written in this format, or None."""
+        return None
+
+    @abstractmethod
+    def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:
+        """Write the encoder into an empty folder."""
+
+    @abstractmethod
+    def reload(self, spec: EncoderSpec, folder: Path) -> Callable[[Tensor], Tensor]:
+        """Load it; the result maps images (N, 3, S, S) to features (N, D)."""
+
+    @abstractmethod
+    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
+        """Return the code that loads it."""

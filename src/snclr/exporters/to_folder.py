@@ -1,0 +1,81 @@
+"""safetensors and timm: a folder with the weights and config.json, as in the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+from torch import nn
+
+from snclr.checkpoint.encoder_file import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    load_encoder,
+    loading_snippet,
+    save_encoder,
+    timm_reads_folder,
+)
+from snclr.errors import UserError
+from snclr.exporters.format import Format
+from snclr.models.encoders import EncoderSpec
+
+
+class Safetensors(Format):
+    """The two files of a run, written again rather than copied, so that an edited config.json is not copied."""
+
+    def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:
+        """Write both files."""
+        save_encoder(encoder, spec, folder, extra=extra)
+
+    def reload(self, spec: EncoderSpec, folder: Path) -> nn.Module:
+        """Load the folder as a run; its description must be that of the encoder."""
+        encoder, described = load_encoder(folder)
+        if described != spec:
+            raise UserError("config.json describes another encoder")
+        return encoder
+
+    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
+        """Return code for safetensors and timm or torchvision."""
+        return loading_snippet(spec, folder)
+
+
+class Timm(Format):
+    """A folder for timm's `local-dir:`; the Hugging Face Hub uses the same two files."""
+
+    def refusal(self, spec: EncoderSpec) -> str | None:
+        """Refuse low-resolution stems, and models whose weights timm misreads."""
+        if spec.stem != "standard":
+            return f"timm has no {spec.name} with the low-resolution stem {spec.stem!r}"
+        if not timm_reads_folder(spec):
+            return f"timm mistakes weights of {spec.architecture} without a classifier for an older layout"
+        return None
+
+    def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:
+        """Write the weights, and config.json with the model arguments that shapes do not show (the heads of a ViT)."""
+        save_encoder(encoder, spec, folder, extra=extra)
+        (folder / WEIGHTS_NAME).rename(folder / "model.safetensors")  # the name that timm and the hub try first
+        config = json.loads((folder / CONFIG_NAME).read_bytes())
+        # timm needs these two names to add a classifier (num_classes=N) or to change the channels (in_chans=N).
+        known = timm.get_pretrained_cfg(spec.architecture)
+        if known is not None and isinstance(known.classifier, str):
+            config["pretrained_cfg"]["classifier"] = known.classifier
+        if known is not None and f"{known.first_conv}.weight" in encoder.state_dict():
+            config["pretrained_cfg"]["first_conv"] = known.first_conv
+        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
+
+    def reload(self, spec: EncoderSpec, folder: Path) -> nn.Module:
+        """Load the folder with timm."""
+        model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0)
+        return model.eval()
+
+    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
+        """Return code for timm alone."""
+        address = f"local-dir:{folder}"
+        return (
+            "import timm\n\n"
+            "# pretrained=True loads the weights; num_classes=N adds a new classifier\n"
+            f"encoder = timm.create_model({address!r}, pretrained=True, num_classes=0)\n"
+            "encoder.eval()\n"
+        )

@@ -1,0 +1,86 @@
+"""ONNX: one file with graph and weights, for any batch size and the image size of the run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snclr.data.transforms.views import MEAN, STD
+from snclr.exporters.format import Format
+from snclr.models.encoders import EncoderSpec, state_on_meta
+
+OPSET = 18
+_NEEDED = ("onnx", "onnxruntime", "onnxscript")
+_LARGEST = 2**31 - 2**24  # a protocol buffer is limited to 2 GiB, including the graph
+
+_SNIPPET = """\
+import onnxruntime  # the file has opset {opset}
+
+session = onnxruntime.InferenceSession({path!r}, providers=['CPUExecutionProvider'])
+
+def encoder(images):  # numpy float32 (N, 3, {size}, {size}) to (N, {features})
+    return session.run(["features"], {{"images": images}})[0]
+"""
+
+
+class ONNX(Format):
+    """The ONNX format, compared in ONNX Runtime."""
+
+    file = "encoder.onnx"
+    tolerance = 1e-4  # ONNX Runtime sums in another order
+
+    def refusal(self, spec: EncoderSpec) -> str | None:
+        """Refuse if packages are missing or the weights are too large for one file."""
+        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+        if missing:
+            return f"{', '.join(missing)} is not installed; pip install 'snclr[onnx]'"
+        size = sum(value.nbytes for value in state_on_meta(spec).values())
+        if size > _LARGEST:
+            return f"the weights of {spec.name} have {size:,} bytes, but one ONNX file holds less than 2 GiB"
+        return None
+
+    def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:
+        """Export the encoder with torch; the preprocessing of images is stored in the file's metadata."""
+        import onnx
+
+        path = str(folder / self.file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings of torch's exporter about itself
+            torch.onnx.export(
+                encoder,
+                (torch.zeros(2, 3, spec.image_size, spec.image_size),),
+                path,
+                dynamo=True,
+                external_data=False,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            )
+        model = onnx.load(path)
+        description = {"encoder": spec.to_dict(), "mean": list(MEAN), "std": list(STD), "image_size": spec.image_size}
+        onnx.helper.set_model_props(model, {"snclr": json.dumps(description)})
+        onnx.save(model, path)
+
+    def reload(self, spec: EncoderSpec, folder: Path) -> Callable[[Tensor], Tensor]:
+        """Check the file with ONNX and open it in ONNX Runtime."""
+        import onnx
+        import onnxruntime  # type: ignore[import-untyped]
+
+        path = str(folder / self.file)
+        onnx.checker.check_model(path, full_check=True)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return lambda images: torch.from_numpy(session.run(["features"], {"images": images.numpy()})[0])
+
+    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
+        """Return code that defines `encoder` on numpy arrays, with ONNX Runtime alone."""
+        path = str(folder / self.file)
+        return _SNIPPET.format(opset=OPSET, path=path, size=spec.image_size, features=spec.num_features)

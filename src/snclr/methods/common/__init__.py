@@ -1,0 +1,1 @@
+"""Components that several methods share: heads, EMA, operations on features."""

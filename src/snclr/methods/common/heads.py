@@ -1,0 +1,59 @@
+"""Projector and predictor MLPs, and the prototype layer.
+
+The paper's heads are BYOL's: linear, batch norm, ReLU, linear, with 4096 hidden units and 256 outputs. MoCo v3's
+projector has three linear layers and a final batch norm without scale and shift. MoCo v2's has no batch norm, and
+neither has DINO's on an encoder without batch norm.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def mlp(
+    in_features: int,
+    hidden: int = 4096,
+    out: int = 256,
+    *,
+    layers: int = 2,
+    final_bn: bool = False,
+    hidden_bn: bool = True,
+    activation: type[nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """Return an MLP (N, in_features) → (N, out) of `layers` linear layers, with batch norm and ReLU between them.
+
+    `final_bn` adds a batch norm without scale and shift at the end; `hidden_bn=False` omits those between the layers.
+    """
+    widths = [in_features, *[hidden] * (layers - 1), out]
+    parts: list[nn.Module] = []
+    for depth in range(layers):
+        last = depth == layers - 1
+        batch_norm = final_bn if last else hidden_bn
+        # A batch norm subtracts the mean and with it the bias of the layer before.
+        parts.append(nn.Linear(widths[depth], widths[depth + 1], bias=not batch_norm))
+        if batch_norm:
+            parts.append(nn.BatchNorm1d(widths[depth + 1], affine=not last))
+        if not last:
+            parts.append(nn.ReLU(inplace=True) if activation is nn.ReLU else activation())
+    return nn.Sequential(*parts)
+
+
+class Prototypes(nn.Module):
+    """Cosine similarity (N, P) of features (N, D) to P learned prototypes: a linear layer with unit-length rows.
+
+    This is SwAV's prototype layer and DINO's weight-normalized last layer. Weight decay has no effect on the scores,
+    because only the direction of a row matters.
+    """
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(F.normalize(torch.randn(count, dim), dim=1))
+
+    def forward(self, features: Tensor, *, frozen: bool = False) -> Tensor:
+        """Return the scores (N, P). `frozen` makes the gradient of the prototypes zero, but not None."""
+        weight: Tensor = self.weight
+        if frozen:  # DDP waits for the gradient of every parameter
+            weight = weight.detach() + 0 * (weight - weight.detach())
+        return F.normalize(features, dim=1) @ F.normalize(weight, dim=1).T

@@ -1,0 +1,304 @@
+"""Settings of the methods: one keyword-only dataclass per method, and `METHODS`, the registry.
+
+All settings are in this one module, and it does not import torch: `snclr pretrain --help` lists every method's settings
+and must not wait a second for torch. `implementation` names the class that takes the config.
+
+The defaults of a method are its own paper's values. Fields with the same name mean the same in every method; the
+docstring below the first is the help text of the flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+from snclr.errors import UserError
+from snclr.runtime.settings import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, check_fields
+
+MethodName = Literal[
+    "snclr", "simclr", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "barlowtwins", "dino", "supervised"
+]
+MomentumSchedule = Literal["constant", "cosine"]
+LossForm = Literal["inside", "outside"]
+AtLeastTwo = Annotated[int, Range(ge=2)]
+Sides = Literal["both", "positives", "negatives", "neither"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Base of every method's settings. The docstring of a method's config names paper, venue and equation."""
+
+    implementation: ClassVar[str]
+    """module:class of the method."""
+    needs_labels: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def setting_names(cls) -> frozenset[str]:
+        """Return the names of the settings that the method uses."""
+        return frozenset(f.name for f in fields(cls))
+
+    @classmethod
+    def paper(cls) -> str:
+        """Return title, venue and the implemented equation."""
+        return (cls.__doc__ or "").rstrip(".")
+
+
+# Groups of settings that several methods share.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectorConfig(MethodConfig):
+    """Size of the projector."""
+
+    hidden: Count = 4096
+    """Hidden units of projector and predictor."""
+    dim: AtLeastTwo = 256
+    """Output features of the projector (D), which the loss compares."""
+    projector_layers: Count = 2
+    """Linear layers of the projector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig(MethodConfig):
+    """A queue of earlier features."""
+
+    queue_length: Count = 128_000
+    """Features in the queue (Q)."""
+    queue_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Data type of the features in the queue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumConfig(MethodConfig):
+    """A target network that follows the online network by EMA."""
+
+    momentum: Fraction = 0.99
+    """EMA momentum of the target network."""
+    momentum_schedule: MomentumSchedule = "constant"
+    """Keep the momentum constant, or raise it to 1 along a cosine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrototypeConfig(MethodConfig):
+    """Learned prototypes."""
+
+    prototypes: AtLeastTwo = 512
+    """Number of prototypes (swav, dino)."""
+    freeze_prototypes_epochs: NonNegativeInt = 1
+    """Epochs in which the prototypes are not trained."""
+
+
+# The methods.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftNeighborConfig(MethodConfig):
+    """Settings of `SoftNeighborLoss`; the defaults follow the paper's text."""
+
+    temperature: Positive = 0.2
+    """Temperature τ of the loss."""
+    times_2tau: bool = False
+    """Multiply the loss by 2τ."""
+    neighbors: Count = 30
+    """Soft neighbors K of each image."""
+    gamma: Positive | Literal["max"] = 1.0
+    """Divisor of the positiveness: a number, or max, which scales the largest weight of each image to 1."""
+    loss_form: LossForm = "inside"
+    """Weights inside the logarithm (paper) or outside (released code)."""
+    sides: Sides = "both"
+    """Where neighbors enter the loss: as positives, as negatives, both or neither."""
+    weights: Literal["soft", "hard"] = "soft"
+    """Soft: weight neighbors by positiveness. Hard: w = 1 for every neighbor."""
+    attention: Literal["identity", "linear"] = "identity"
+    """The projections f1 and f2 of Eq. 4. Linear ones are learned."""
+    attention_temperature: Positive = 1.0
+    """Divisor of the attention logits; below 1 sharpens the positiveness."""
+    attention_gradient: bool = False
+    """Let the gradient flow through the positiveness into y1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention == "linear" and not self.attention_gradient:
+            raise UserError("attention 'linear' learns nothing without attention_gradient; set attention_gradient=True")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, ProjectorConfig):
+    """Soft Neighbors are Positive Supporters in Contrastive Visual Representation Learning (ICLR 2023), Eq. 2."""
+
+    implementation = "snclr.methods.snclr.method:SNCLR"
+
+    final_bn: bool = False
+    """End projector and predictor with a batch norm."""
+    predictor_layers: Count = 2
+    """Linear layers of the predictor."""
+    preset: Literal["paper", "released"] = "paper"
+    """SNCLR's open choices together: the paper's text, or what the authors' public code computes."""
+    neighbor_free_epochs: NonNegativeInt = 0
+    """Epochs at the start without neighbors (Eq. 1)."""
+    push: Literal["one", "both"] = "one"
+    """Push the target projections of one view or of both into the queue."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "released": {
+        "loss_form": "outside", "attention_gradient": True, "times_2tau": True, "projector_layers": 3, "final_bn": True,
+        "momentum_schedule": "cosine",
+    },
+}  # fmt: skip
+"""The settings behind each value of `SNCLRConfig.preset`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCLRConfig(ProjectorConfig):
+    """A Simple Framework for Contrastive Learning of Visual Representations (ICML 2020), Eq. 1."""
+
+    implementation = "snclr.methods.simclr:SimCLR"
+
+    hidden: Count = 2048
+    dim: AtLeastTwo = 128
+    final_bn: bool = False
+    temperature: Positive = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoV2Config(MomentumConfig, QueueConfig, ProjectorConfig):
+    """Improved Baselines with Momentum Contrastive Learning (2020), Eq. 1."""
+
+    implementation = "snclr.methods.mocov2:MoCoV2"
+
+    hidden: Count = 2048
+    dim: AtLeastTwo = 128
+    temperature: Positive = 0.2
+    queue_length: Count = 65_536
+    momentum: Fraction = 0.999
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoV3Config(MomentumConfig, ProjectorConfig):
+    """An Empirical Study of Training Self-Supervised Vision Transformers (ICCV 2021), Eq. 1 and Algorithm 1."""
+
+    implementation = "snclr.methods.mocov3:MoCoV3"
+
+    projector_layers: Count = 3
+    predictor_layers: Count = 2
+    final_bn: bool = True
+    temperature: Positive = 0.2
+    times_2tau: bool = True
+    momentum_schedule: MomentumSchedule = "cosine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BYOLConfig(MomentumConfig, ProjectorConfig):
+    """Bootstrap Your Own Latent (NeurIPS 2020), Eq. 2."""
+
+    implementation = "snclr.methods.byol:BYOL"
+
+    predictor_layers: Count = 2
+    final_bn: bool = False
+    momentum: Fraction = 0.996
+    momentum_schedule: MomentumSchedule = "cosine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimSiamConfig(ProjectorConfig):
+    """Exploring Simple Siamese Representation Learning (CVPR 2021), Eq. 4."""
+
+    implementation = "snclr.methods.simsiam:SimSiam"
+
+    hidden: Count = 2048
+    dim: AtLeastTwo = 2048
+    projector_layers: Count = 3
+    predictor_layers: Count = 2
+    final_bn: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NNCLRConfig(QueueConfig, ProjectorConfig):
+    """With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning (ICCV 2021), Eq. 3."""
+
+    implementation = "snclr.methods.nnclr:NNCLR"
+
+    hidden: Count = 2048
+    projector_layers: Count = 3
+    predictor_layers: Count = 2
+    final_bn: bool = True
+    temperature: Positive = 0.1
+    queue_length: Count = 98_304
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwAVConfig(PrototypeConfig, ProjectorConfig):
+    """Unsupervised Learning of Visual Features by Contrasting Cluster Assignments (NeurIPS 2020), Eq. 1 to 3."""
+
+    implementation = "snclr.methods.swav:SwAV"
+
+    hidden: Count = 2048
+    dim: AtLeastTwo = 128
+    final_bn: bool = False
+    temperature: Positive = 0.1
+    prototypes: AtLeastTwo = 3000
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarlowTwinsConfig(ProjectorConfig):
+    """Barlow Twins: Self-Supervised Learning via Redundancy Reduction (ICML 2021), Eq. 1."""
+
+    implementation = "snclr.methods.barlowtwins:BarlowTwins"
+
+    hidden: Count = 8192
+    dim: AtLeastTwo = 8192
+    projector_layers: Count = 3
+    final_bn: bool = False
+    redundancy_weight: NonNegative = 0.005
+    """Weight λ of the redundancy term."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DINOConfig(MomentumConfig, PrototypeConfig, ProjectorConfig):
+    """Emerging Properties in Self-Supervised Vision Transformers (ICCV 2021), Eq. 3 and 4."""
+
+    implementation = "snclr.methods.dino:DINO"
+
+    hidden: Count = 2048
+    projector_layers: Count = 3
+    temperature: Positive = 0.1
+    prototypes: AtLeastTwo = 65_536
+    momentum: Fraction = 0.996
+    momentum_schedule: MomentumSchedule = "cosine"
+    teacher_temperature: Positive = 0.07
+    """Temperature of the teacher after its warm-up, which starts at 0.04."""
+    teacher_warmup_epochs: NonNegativeInt = 30
+    """Epochs of linear warm-up of the teacher's temperature."""
+    center_momentum: Annotated[float, Range(ge=0, le=1)] = 0.9
+    """EMA momentum of the teacher's center."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedConfig(MethodConfig):
+    """Cross-entropy on labels with a linear classifier: the upper bound in the tables, not self-supervised."""
+
+    implementation = "snclr.methods.supervised:Supervised"
+    needs_labels = True
+
+
+METHODS: dict[str, type[MethodConfig]] = {
+    "snclr": SNCLRConfig,
+    "simclr": SimCLRConfig,
+    "mocov2": MoCoV2Config,
+    "mocov3": MoCoV3Config,
+    "byol": BYOLConfig,
+    "simsiam": SimSiamConfig,
+    "nnclr": NNCLRConfig,
+    "swav": SwAVConfig,
+    "barlowtwins": BarlowTwinsConfig,
+    "dino": DINOConfig,
+    "supervised": SupervisedConfig,
+}
+
+METHOD_SETTINGS: frozenset[str] = frozenset().union(*(config.setting_names() for config in METHODS.values()))
+"""Names of all settings that belong to a method."""

@@ -1,0 +1,1 @@
+"""SNCLR: method, loss, queue and kernels."""

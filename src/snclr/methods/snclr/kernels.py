@@ -1,0 +1,159 @@
+"""Streaming top-k and log-sum-exp: exact, without a full similarity matrix in memory.
+
+Both work on tiles that fit the processor's caches. Up to rounding they equal the plain expression in their docstring.
+
+Shapes: N queries, M keys, D features, K neighbors, U picked keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Elements of the similarity buffer of `topk` (128 MB in float32), and its minimum number of rows: matrix products with
+# fewer rows are slow.
+_TOPK_BUFFER = 2**25
+_TOPK_MIN_ROWS = 16
+# Columns per block of the two-level top-k: narrow blocks leave fewer candidates, wide blocks fewer block maxima.
+_TOPK_BLOCK = 64
+# Rows and keys per tile of `logsumexp` (8 MB in float32).
+_LSE_ROWS = 1024
+_LSE_KEYS = 2048
+
+
+def topk(
+    queries: Tensor, keys: Tensor, k: int, *, exclude: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the k largest entries of each row of `queries @ keys.T`, best first: values (N, K), key indices (N, K).
+
+    `exclude` lists (row, key) pairs, ordered by row, that must not be chosen. If fewer than k keys remain, the rest of
+    the row has value -inf and index -1.
+
+    >>> q, c = torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+    >>> topk(q, c, 2)[1]
+    tensor([[0, 1],
+            [2, 1]])
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
+    n, m = queries.shape[0], keys.shape[0]
+    values = queries.new_full((n, k), -torch.inf)
+    index = torch.full((n, k), -1, dtype=torch.int64, device=queries.device)
+    if n == 0 or m == 0:
+        return values, index
+    block = _TOPK_BLOCK if m > 4 * k * _TOPK_BLOCK else m  # for a short row one level is faster
+    width = -(-m // block) * block
+    rows = min(n, max(_TOPK_MIN_ROWS, _TOPK_BUFFER // width))
+    keys_t = keys.to(queries.dtype).T
+    buffer = queries.new_empty(rows, width)
+    buffer[:, m:] = -torch.inf  # padding of the last block
+    for start in range(0, n, rows):
+        stop = min(start + rows, n)
+        similarity = buffer[: stop - start]
+        torch.mm(queries[start:stop], keys_t, out=similarity[:, :m])
+        if exclude is not None:
+            first, last = torch.searchsorted(exclude[0], exclude[0].new_tensor([start, stop])).tolist()
+            similarity[exclude[0][first:last] - start, exclude[1][first:last]] = -torch.inf
+        best, where = _topk_of_rows(similarity, min(k, m), block)
+        values[start:stop, : best.shape[1]] = best
+        index[start:stop, : best.shape[1]] = where.masked_fill_(best == -torch.inf, -1)
+    return values, index
+
+
+def _topk_of_rows(similarity: Tensor, k: int, block: int) -> tuple[Tensor, Tensor]:
+    """Return the exact top-k of each row in two levels: the k largest are in the k blocks with the largest maxima."""
+    rows, width = similarity.shape
+    if block == width:
+        best, where = similarity.topk(k, dim=1)
+        return best, where
+    blocks = similarity.view(rows, width // block, block)
+    chosen = blocks.amax(dim=2).topk(k, dim=1, sorted=False).indices  # (rows, k)
+    candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, block)).view(rows, k * block)
+    best, where = candidates.topk(k, dim=1)
+    return best, chosen.gather(1, where // block) * block + where % block
+
+
+def matching_pairs(query_ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all pairs (row, key) with `query_ids[row] == key_ids[key]`, ordered by row, in O(M log M).
+
+    >>> matching_pairs(torch.tensor([7, 5]), torch.tensor([5, 9, 7, 5]))
+    (tensor([0, 1, 1]), tensor([2, 0, 3]))
+    """
+    ordered, key_of = key_ids.sort(stable=True)
+    first = torch.searchsorted(ordered, query_ids)
+    matches = torch.searchsorted(ordered, query_ids, right=True) - first
+    rows = torch.arange(len(query_ids), device=query_ids.device).repeat_interleave(matches)
+    # Offset within the row's run of equal ids: running count minus the count at the start of the row.
+    offset = torch.arange(len(rows), device=rows.device) - (matches.cumsum(0) - matches)[rows]
+    return rows, key_of[first[rows] + offset]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys for `logsumexp`: `keys[index]` (default all), each counted `count` times, without gradient."""
+
+    keys: Tensor  # (M, D)
+    index: Tensor | None = None  # (U,) default: all keys
+    count: Tensor | None = None  # (U,) multiplicity in the sum; default: 1
+
+    def tiles(self, size: int, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield keys (B, D) and log counts (B,) tile by tile; indexed keys are copied one tile at a time."""
+        total = len(self.keys) if self.index is None else len(self.index)
+        for start in range(0, total, size):
+            tile = slice(start, min(start + size, total))
+            keys = self.keys[tile] if self.index is None else self.keys.index_select(0, self.index[tile])
+            yield keys.to(dtype), None if self.count is None else self.count[tile].to(dtype).log()
+
+
+def logsumexp(z: Tensor, key_sets: Sequence[Keys], tau: float) -> Tensor:
+    """`log Σ_c count_c exp(z·c/τ)` over every key of `key_sets`, for each row of z (N, D) → (N,).
+
+    One pass with a running maximum computes value and gradient in O(N·D) memory: the gradient of a log-sum-exp is the
+    softmax-weighted mean of its keys, so the backward pass is one multiplication.
+
+    >>> z, c = torch.eye(2), torch.eye(2)
+    >>> same = torch.logsumexp(z @ c.T / 0.2, dim=1)
+    >>> torch.allclose(logsumexp(z, [Keys(c)], tau=0.2), same)
+    True
+    """
+    return _StreamingLogSumExp.apply(z, tuple(key_sets), tau)
+
+
+class _StreamingLogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, key_sets: tuple[Keys, ...], tau: float) -> Tensor:
+        wants_gradient = ctx.needs_input_grad[0]
+        scaled = z.detach() / tau
+        maximum = scaled.new_full((len(z), 1), -torch.inf)
+        total = scaled.new_zeros(len(z), 1)
+        mean_key = torch.zeros_like(scaled) if wants_gradient else None
+        buffer = scaled.new_empty(min(_LSE_ROWS, len(z)), _LSE_KEYS)
+        for key_set in key_sets:
+            for keys, log_count in key_set.tiles(_LSE_KEYS, z.dtype):
+                for start in range(0, len(z), _LSE_ROWS):
+                    rows = slice(start, min(start + _LSE_ROWS, len(z)))
+                    logits = buffer[: rows.stop - rows.start, : len(keys)]
+                    if log_count is None:
+                        torch.mm(scaled[rows], keys.T, out=logits)
+                    else:
+                        torch.addmm(log_count, scaled[rows], keys.T, out=logits)
+                    higher = torch.maximum(maximum[rows], logits.amax(dim=1, keepdim=True))
+                    shrink = maximum[rows].sub_(higher).exp_()  # rescales the sums to the new maximum
+                    logits.sub_(higher).exp_()
+                    total[rows] = total[rows].mul_(shrink).add_(logits.sum(dim=1, keepdim=True))
+                    if mean_key is not None:
+                        mean_key[rows].mul_(shrink).addmm_(logits, keys)
+                    maximum[rows] = higher
+        if mean_key is not None:
+            ctx.save_for_backward(mean_key.div_(total.mul(tau)))
+        return total.log_().add_(maximum).squeeze(1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (dz,) = ctx.saved_tensors
+        return dz * grad[:, None], None, None

@@ -1,0 +1,124 @@
+"""The queue of candidates C and the neighbor search (Eq. 3).
+
+Shapes: N queries, K neighbors, Q queue entries, B rows per push, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from snclr.errors import UserError
+from snclr.methods.common.features import l2_normalize
+from snclr.methods.snclr import kernels
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The nearest candidates of each query, best first. A missing one has index -1 and similarity -inf."""
+
+    index: Tensor  # (N, K) rows of C
+    similarity: Tensor  # (N, K) cosine
+
+    @property
+    def mask(self) -> Tensor:
+        """(N, K), False where there were fewer than K candidates."""
+        return self.index >= 0
+
+
+@torch.no_grad()
+def nearest_neighbors(
+    y2: Tensor, candidates: Tensor, k: int, *, ids: Tensor | None = None, candidate_ids: Tensor | None = None
+) -> Neighbors:
+    """Return the k candidates (Q, D) with the largest cosine to each row of y2 (N, D), both normalized (Eq. 3).
+
+    A candidate whose id in `candidate_ids` (Q,) equals the row's id in `ids` (N,) is excluded.
+    """
+    exclude = None
+    if ids is not None and candidate_ids is not None:
+        exclude = kernels.matching_pairs(ids.to(candidate_ids), candidate_ids)
+    similarity, index = kernels.topk(y2, candidates, k, exclude=exclude)
+    return Neighbors(index, similarity)
+
+
+class NeighborQueue(nn.Module):
+    """The candidate set C: the last `length` features pushed, each with its image id and age, first in, first out.
+
+    The queue starts empty, so every candidate is a real feature. It is part of `state_dict()`, so a resumed run has the
+    same neighbors. Batch size and length are independent.
+
+    >>> queue = NeighborQueue(length=3, dim=2)
+    >>> queue.push(torch.eye(2), ids=torch.tensor([10, 11]))
+    >>> queue.search(torch.eye(2), k=2, ids=torch.tensor([10, 99])).index  # excludes the query's own image
+    tensor([[ 1, -1],
+            [ 1,  0]])
+    """
+
+    features: Tensor
+    ids: Tensor
+    births: Tensor
+
+    def __init__(self, length: int, dim: int, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if length < 1 or dim < 1:
+            raise UserError(f"length and dim of a queue must be at least 1, not length={length}, dim={dim}")
+        self.register_buffer("features", torch.zeros(length, dim, dtype=dtype))
+        self.register_buffer("ids", torch.full((length,), -1))
+        self.register_buffer("births", torch.zeros(length, dtype=torch.int64))
+        self.position = 0  # row of the next feature
+        self.count = 0  # filled rows, always the first ones
+        self.pushes = 0  # pushes so far, the unit of an entry's age
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def length(self) -> int:
+        """Capacity Q."""
+        return len(self.features)
+
+    @property
+    def candidates(self) -> Tensor:
+        """The filled rows (count, D)."""
+        return self.features[: self.count]
+
+    @torch.no_grad()
+    def push(self, features: Tensor, ids: Tensor) -> None:
+        """Append features (B, D) of images `ids` (B,), normalized; the oldest entries are replaced."""
+        if features.shape != (len(ids), self.features.shape[1]):
+            shapes = f"{tuple(features.shape)} and {tuple(ids.shape)}"
+            raise UserError(f"push takes features (B, {self.features.shape[1]}) and ids (B,), not {shapes}")
+        last = slice(max(0, len(ids) - self.length), None)  # of a batch longer than the queue, keep the end
+        features = l2_normalize(features[last])
+        skipped = len(ids) - len(features)
+        slots = (self.position + skipped + torch.arange(len(features), device=self.ids.device)) % self.length
+        self.features[slots] = features.to(self.features)
+        self.ids[slots] = ids[last].to(self.ids)
+        self.births[slots] = self.pushes
+        self.position = (self.position + len(ids)) % self.length
+        self.count = min(self.length, self.count + len(ids))
+        self.pushes += 1
+
+    @torch.no_grad()
+    def search(self, y2: Tensor, k: int, ids: Tensor | None = None) -> Neighbors:
+        """Return the k nearest entries of y2 (N, D) (Eq. 3), excluding those of the query's own image in `ids` (N,)."""
+        return nearest_neighbors(y2, self.candidates, k, ids=ids, candidate_ids=self.ids[: self.count])
+
+    def ages(self, index: Tensor) -> Tensor:
+        """Return how many pushes ago each entry was added: 1 for the newest. `index` must be >= 0."""
+        return self.pushes - self.births[index]
+
+    def ids_and_ages(self, neighbors: Neighbors) -> tuple[Tensor, Tensor]:
+        """Return image ids (N, K), -1 where missing, and ages (N, K) of neighbors found in this queue."""
+        index = neighbors.index.clamp(min=0)
+        return self.ids[index].where(neighbors.mask, -1), self.ages(index)
+
+    def get_extra_state(self) -> Tensor:
+        """Return the three counters as a tensor, which any checkpoint format can store."""
+        return torch.tensor([self.position, self.count, self.pushes])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the counters."""
+        self.position, self.count, self.pushes = state.tolist()

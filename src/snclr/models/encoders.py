@@ -1,0 +1,286 @@
+"""Encoders by name: torchvision's ResNets, any timm model, and narrow ResNets for training on a CPU.
+
+An encoder maps images (N, 3, S, S) to features (N, num_features): the pooled features of a convolutional network or the
+[CLS] token of a ViT. It is the library's module without the classifier, so its weights have the library's keys. An
+`EncoderSpec` describes it completely. Weights are never downloaded.
+
+Weights are initialized by the library, except in a ViT with sine-cosine positions or a frozen patch embedding, which is
+initialized as in MoCo v3 (Chen et al., 2021): Xavier-uniform, with query, key and value as separate matrices. A frozen
+embedding keeps its initial values, so their scale matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fnmatch
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snclr.errors import UserError, did_you_mean
+from snclr.models.vit import fix_positions, init_patch_projection, is_vit, vit_args
+
+STEMS = ("standard", "small", "half")
+IMAGE_SIZES = range(8, 4097)
+# Up to this image size the default stem is 3×3: the 7×7 stem with pooling reduces the resolution too much.
+SMALL_IMAGE = 64
+
+TORCHVISION_RESNETS = (
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"),
+)
+
+SHORT_VITS = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}
+
+# Arguments of timm's resnet18. Only its deep stem can be as narrow as the first stage.
+NARROW_RESNETS: dict[str, dict[str, Any]] = {
+    "resnet10-narrow": {"layers": [1, 1, 1, 1], "channels": [32, 64, 128, 256], "stem_type": "deep", "stem_width": 16},
+    "resnet10-tiny": {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 128], "stem_type": "deep", "stem_width": 8},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """Complete description of an encoder, made by `resolve_encoder`; its values fit into JSON."""
+
+    name: str
+    """Name given by the user."""
+    library: str
+    """"torchvision" or "timm"."""
+    architecture: str
+    """Name of the model in the library."""
+    model_args: dict[str, Any]
+    """Arguments of `timm.create_model` that change the architecture."""
+    stem: str
+    """"standard" (the library's own), or one 3×3 convolution without pooling: "small" (stride 1), "half" (stride 2)."""
+    image_size: int
+    num_features: int
+    heads: int | None = None
+    """Attention heads of a ViT. Weights also load with a wrong number, because the shapes do not depend on it."""
+    sincos: bool = False
+    """Fixed 2-D sine-cosine position embeddings."""
+    frozen_patch_embed: bool = False
+    """Whether the patch embedding keeps its initial weights."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> EncoderSpec:
+        """Return the spec from the untrusted result of `to_dict`, or raise a UserError.
+
+        It must be what `resolve_encoder` returns for its name and options: other model arguments could make timm read
+        files or access the network.
+        """
+        if not isinstance(data, dict) or not {"name", "image_size", "stem"} <= data.keys():
+            raise UserError(f"not a saved encoder description: {reprlib.repr(data)}")
+        heads, options = data.get("heads"), [data.get(key, False) for key in ("sincos", "frozen_patch_embed")]
+        if type(heads) not in (int, type(None)) or any(type(option) is not bool for option in options):
+            raise UserError(f"invalid ViT options in the saved encoder description: {reprlib.repr(data)}")
+        spec = resolve_encoder(
+            data["name"],
+            image_size=data["image_size"],
+            stem=data["stem"],
+            heads=heads,
+            sincos=options[0],
+            freeze_patch_embed=options[1],
+        )
+        if (resolved := spec.to_dict()) != resolved | data:
+            wrong = sorted(str(key) for key in data if data[key] != resolved.get(key))
+            raise UserError(f"the saved description of {spec.name} has wrong values of {', '.join(wrong[:3])}")
+        return spec
+
+
+def resolve_encoder(
+    name: str,
+    *,
+    image_size: int,
+    stem: str = "auto",
+    heads: int | None = None,
+    sincos: bool = False,
+    freeze_patch_embed: bool = False,
+) -> EncoderSpec:
+    """Return the description of encoder `name` for square images of `image_size`, without allocating weights.
+
+    `stem` applies to ResNets ("auto": "small" up to 64 pixels, else "standard"), the last three options to ViTs.
+
+    >>> spec = resolve_encoder("resnet18", image_size=32)
+    >>> spec.library, spec.stem, spec.num_features
+    ('torchvision', 'small', 512)
+    """
+    if type(image_size) is not int or image_size not in IMAGE_SIZES:
+        raise UserError(f"image_size must be a whole number from 8 to 4096, not {image_size!r}")
+    if stem not in ("auto", *STEMS):
+        raise UserError(f"stem must be one of auto, {', '.join(STEMS)}, not {stem!r}")
+    library, architecture, model_args = _look_up(name, image_size)
+    with _trial(name, image_size):
+        model = _create(library, architecture, model_args)
+    if library == "timm" and is_vit(model):
+        model_args |= vit_args(name, model, image_size, heads, sincos=sincos, freeze=freeze_patch_embed)
+    elif heads is not None or sincos or freeze_patch_embed:
+        raise UserError(
+            f"heads, sincos and freeze_patch_embed need a plain timm ViT; {name} is none. Remove these options or"
+            " choose a ViT such as vit_small."
+        )
+    spec = EncoderSpec(
+        name=name,
+        library=library,
+        architecture=architecture,
+        model_args=model_args,
+        stem=_resolve_stem(name, model, stem, image_size),
+        image_size=image_size,
+        num_features=0,
+        heads=model_args.get("num_heads"),
+        sincos=sincos,
+        frozen_patch_embed=freeze_patch_embed,
+    )
+    return dataclasses.replace(spec, num_features=output_width(spec))
+
+
+def build_encoder(spec: EncoderSpec) -> nn.Module:
+    """Return the encoder with new weights: images (N, 3, S, S) → features (N, num_features).
+
+    A stem other than "standard" is one 3×3 convolution (stride 1 or 2) without pooling.
+
+    >>> encoder = build_encoder(resolve_encoder("resnet10-tiny", image_size=32))
+    >>> encoder(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 128])
+    """
+    model: Any = _create(spec.library, spec.architecture, spec.model_args)
+    if spec.stem != "standard":
+        conv = nn.Conv2d(3, model.bn1.num_features, 3, stride=1 if spec.stem == "small" else 2, padding=1, bias=False)
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as in torchvision and timm
+        model.conv1, model.maxpool = conv, nn.Identity()
+    if spec.sincos or spec.frozen_patch_embed:
+        init_patch_projection(model)
+    if spec.sincos:
+        fix_positions(model)
+    if spec.frozen_patch_embed:
+        model.patch_embed.proj.requires_grad_(False)
+    return model
+
+
+def list_encoders(filter: str | None = None) -> list[str]:
+    """Return all encoder names, sorted; with `filter`, those that contain it or match it as a glob pattern.
+
+    >>> list_encoders("resnet10-*")
+    ['resnet10-narrow', 'resnet10-tiny']
+    """
+    import timm
+
+    names = sorted({*TORCHVISION_RESNETS, *SHORT_VITS, *NARROW_RESNETS, *timm.list_models()})
+    if filter is None:
+        return names
+    pattern = filter if any(sign in filter for sign in "*?[") else f"*{filter}*"
+    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+
+
+def state_on_meta(spec: EncoderSpec) -> dict[str, Tensor]:
+    """Return the state dict of an encoder on the meta device: keys, shapes and dtypes without values."""
+    with _trial(spec.name, spec.image_size):
+        return build_encoder(spec).state_dict()
+
+
+def output_width(spec: EncoderSpec) -> int:
+    """Return the number of features, from a forward pass: `num_features` of timm is not always that of the output.
+
+    The pass runs on the meta device, without memory or randomness. Raise UserError for an unsupported image size.
+    """
+
+    def forward(device: str) -> object:
+        with _trial(spec.name, spec.image_size, device):
+            return build_encoder(spec).eval()(torch.zeros(2, 3, spec.image_size, spec.image_size))
+
+    try:
+        features = forward("meta")
+    except UserError as error:
+        if "meta" not in str(error):
+            raise
+        features = forward("cpu")  # a few models read values, which meta tensors do not have
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        raise UserError(f"{spec.name} does not return one feature vector per image; choose another encoder")
+    return features.shape[1]
+
+
+@contextlib.contextmanager
+def _trial(name: str, image_size: int, device: str = "meta") -> Iterator[None]:
+    """Build and run an encoder on `device` without gradients and without changing the random state.
+
+    Errors become a UserError about the image size: the libraries raise many types for an unsupported one.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
+            yield
+    except Exception as error:
+        raise UserError(
+            f"{name} does not support {image_size}×{image_size} images ({error or type(error).__name__})."
+            " Choose another image size or encoder."
+        ) from error
+
+
+def _look_up(name: str, image_size: int) -> tuple[str, str, dict[str, Any]]:
+    """Return library, architecture and model arguments for a name and image size."""
+    if not isinstance(name, str):
+        raise UserError(f"encoder must be a name such as resnet50, not {name!r}")
+    if name in TORCHVISION_RESNETS:
+        return "torchvision", name, {}
+    if name in NARROW_RESNETS:
+        return "timm", "resnet18", dict(NARROW_RESNETS[name])
+    if name in SHORT_VITS:
+        return "timm", SHORT_VITS[name], {"img_size": image_size, "patch_size": _patch_size(name, image_size)}
+    import timm
+
+    # Exactly this name: `timm.create_model` would also accept URLs.
+    if name not in timm.list_models():
+        plain, known = name.partition(".")[0], list_encoders()
+        if plain in known:
+            raise UserError(f"{name!r} names pretrained weights, but encoders start untrained; use {plain!r}")
+        raise UserError(
+            f"there is no encoder {name!r} in torchvision or timm{did_you_mean(plain, known)}."
+            " `snclr encoders` lists all."
+        )
+    pretrained_cfg = timm.get_pretrained_cfg(name)
+    takes_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size
+    return "timm", name, {"img_size": image_size} if takes_size else {}
+
+
+def _patch_size(name: str, image_size: int) -> int:
+    """Return the largest patch size with at least 8 patches per side: 16 from 128 pixels, 4 at 32 pixels."""
+    for patch, most in ((16, 256), (8, 32), (4, 32), (2, 32)):
+        # Limit the patches per side: the cost of attention grows with its fourth power.
+        if image_size % patch == 0 and 8 <= image_size // patch <= most:
+            return patch
+    nearest = max(16, round(image_size / 16) * 16)
+    raise UserError(
+        f"{name} cannot split {image_size}×{image_size} images into patches of 16 pixels (8, 4 or 2 for small images)."
+        f" Choose another image size, such as {nearest}."
+    )
+
+
+def _create(library: str, architecture: str, model_args: dict[str, Any]) -> nn.Module:
+    """Return the library's model with new weights and without the classifier."""
+    if library == "torchvision":
+        import torchvision
+
+        model: nn.Module = torchvision.models.get_model(architecture, weights=None)
+        model.fc = nn.Identity()
+        return model
+    import timm
+
+    return timm.create_model(architecture, pretrained=False, num_classes=0, **model_args)
+
+
+def _resolve_stem(name: str, model: nn.Module, stem: str, image_size: int) -> str:
+    """Return the resolved stem; raise UserError if the model does not have a replaceable one."""
+    replaceable = all(hasattr(model, part) for part in ("conv1", "bn1", "maxpool", "layer1"))
+    if stem == "auto":
+        return "small" if replaceable and image_size <= SMALL_IMAGE else "standard"
+    if stem != "standard" and not replaceable:
+        raise UserError(f"stem {stem!r} is for ResNets; {name} has a stem of its own. Use stem auto.")
+    return stem

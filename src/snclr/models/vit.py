@@ -1,0 +1,89 @@
+"""ViT options: number of attention heads, sine-cosine position embeddings, frozen patch embedding.
+
+The last two and their initialization follow MoCo v3 (Chen et al., 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from snclr.errors import UserError
+
+
+def head_count(encoder: nn.Module) -> int | None:
+    """Return the number of attention heads of a ViT, None for other models."""
+    blocks = getattr(encoder, "blocks", None)
+    attention = getattr(blocks[0], "attn", None) if isinstance(blocks, nn.Sequential) and len(blocks) else None
+    heads = getattr(attention, "num_heads", None)
+    return heads if isinstance(heads, int) else None
+
+
+def sincos_positions(width: int, grid: int) -> Tensor:
+    """Return fixed position embeddings (grid · grid, width) of the patches, row by row.
+
+    A quarter of the channels each: sine and cosine of the column, sine and cosine of the row, times the frequencies
+    10000^(−4k / width), k = 0 … width/4 − 1.
+    """
+    assert width % 4 == 0, "width must be a multiple of four"
+    frequencies = 10000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    angles = torch.arange(grid, dtype=torch.float64)[:, None] * frequencies
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+    columns = waves[None].expand(grid, grid, -1)
+    rows = waves[:, None].expand(grid, grid, -1)
+    return torch.cat([columns, rows], dim=2).reshape(grid * grid, width).float()
+
+
+def is_vit(model: nn.Module) -> bool:
+    """Whether `model` is timm's plain vision transformer, which these options require."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    return isinstance(model, VisionTransformer)
+
+
+def vit_args(
+    name: str, model: Any, image_size: int, heads: int | None, *, sincos: bool, freeze: bool
+) -> dict[str, Any]:
+    """Return the model arguments of a ViT; raise UserError if an option does not fit the model."""
+    patch = model.patch_embed.patch_size[0]
+    if image_size % patch:
+        below, above = image_size // patch * patch, (image_size // patch + 1) * patch
+        raise UserError(
+            f"the image size of {name} must be a multiple of its patch size {patch}, not {image_size}."
+            f" Use {above}" + (f" or {below}." if below else ".")
+        )
+    if heads is not None and (heads < 1 or model.embed_dim % heads):
+        raise UserError(f"heads must divide the {model.embed_dim} channels of {name}; {heads} does not")
+    if sincos or freeze:
+        positions_fit = model.pos_embed is not None and model.embed_dim % 4 == 0
+        if not isinstance(getattr(model.patch_embed, "proj", None), nn.Conv2d) or (sincos and not positions_fit):
+            raise UserError(f"{name} has no plain patch or position embedding; choose vit_small or vit_base")
+    count = heads or head_count(model)
+    heads_args = {} if count is None else {"num_heads": count}
+    pool_args = {"global_pool": "token"} if model.global_pool == "token" else {}
+    return {**heads_args, **pool_args, **({"weight_init": "moco"} if sincos or freeze else {})}
+
+
+@torch.no_grad()
+def init_patch_projection(model: Any) -> None:
+    """Initialize the patch embedding Xavier-uniform, as a linear layer on the pixels of a patch."""
+    projection = model.patch_embed.proj
+    fan_in = projection.in_channels * math.prod(projection.kernel_size)
+    bound = math.sqrt(6.0 / (fan_in + projection.out_channels))
+    projection.weight.uniform_(-bound, bound)
+    if projection.bias is not None:
+        projection.bias.zero_()
+
+
+@torch.no_grad()
+def fix_positions(model: Any) -> None:
+    """Set the position embeddings of a ViT to sine-cosine and freeze them; the [CLS] token has zeros."""
+    rows, columns = model.patch_embed.grid_size
+    assert rows == columns
+    patches = sincos_positions(model.embed_dim, rows)
+    model.pos_embed.zero_()
+    model.pos_embed[0, model.pos_embed.shape[1] - len(patches) :] = patches
+    model.pos_embed.requires_grad_(False)

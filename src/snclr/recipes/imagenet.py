@@ -1,0 +1,45 @@
+"""ImageNet with the settings of the paper's appendix: ResNet-50, 100 to 800 epochs; ViT-S/16 and ViT-B/16, 100 to 300.
+
+Command   snclr pretrain --recipe resnet50-imagenet --data imagenet/train --out RUN   (under torchrun on every node)
+Cost      the paper trains on 32 A100 GPUs; not run by us
+Expected  linear top-1 on ImageNet, from the paper:
+          ResNet-50 69.6 / 72.4 / 74.5 / 75.3 % at 100 / 200 / 400 / 800 epochs,
+          ViT-S 68.5 / 72.5 / 73.4 %, ViT-B 71.4 / 74.3 / 76.8 % at 100 / 200 / 300 epochs
+"""
+
+_SHARED = {
+    "image_size": 224,
+    "batch_size": 4096,
+    "momentum": 0.99,
+    "neighbors": 30,
+    "queue_length": 128_000,
+    "hidden": 4096,
+    "dim": 256,
+    "temperature": 0.2,
+    "views": "byol",
+    "precision": "bf16",
+    "workers": 8,
+    "devices": "auto",
+    "log_every": 50,
+}
+
+RESNET50 = {
+    **_SHARED,
+    "encoder": "resnet50",
+    "stem": "standard",
+    "optimizer": "lars",
+    "lr": 0.3,
+    "weight_decay": 1e-6,  # the paper gives none for ResNet; BYOL's 1.5e-6 and MoCo v3's 1e-6 are close to each other
+    "warmup_epochs": 10,
+}
+
+VIT = {
+    **_SHARED,
+    "heads": 12,  # as in the authors' released ViT-S; timm's and DeiT's has 6
+    "sincos": True,  # this and the frozen patch embedding are MoCo v3's, which the paper's ViT settings follow
+    "freeze_patch_embed": True,
+    "optimizer": "adamw",
+    "lr": 1.5e-4,
+    "weight_decay": 0.1,
+    "warmup_epochs": 40,
+}

@@ -1,0 +1,1 @@
+"""The HTML report of a run, and figures as PNG files."""

@@ -1,0 +1,106 @@
+"""A 2-D map of image features: their projection onto the first two principal components."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from snclr.data.decode import RGBImage
+from snclr.reports.text import visible
+from snclr.reports.thumbnails import sprite_uri
+
+Array = npt.NDArray[np.float64]
+
+WIDTH, HEIGHT, MARGIN = 1000, 620, 16
+COLORS = 12
+"""Classes with a color of their own, the most frequent ones; more cannot be told apart."""
+TILE = 32
+"""Pixels of the thumbnail shown next to the pointer."""
+_MAX_NAME = 120
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """Projected features (N, 2) with image keys and classes (None for an unlabeled image, or for an unlabeled set)."""
+
+    points: Array
+    keys: list[str]
+    classes: list[str | None] | None
+    tiles: RGBImage | None
+    """(N, TILE, TILE, 3); None shows no thumbnails."""
+    protocol: str
+
+
+@dataclass(frozen=True)
+class MapView:
+    """What the template draws: dots (x, y, color, title), legend (name, color, count), and data for the script."""
+
+    dots: list[tuple[float, float, str, str]]
+    legend: list[tuple[str, str, int]]
+    aria_label: str
+    data: dict[str, Any]
+
+
+def project(features: npt.ArrayLike) -> tuple[Array, tuple[float, float]]:
+    """Project (N, D) onto the first two principal components: (N, 2), and each component's share of the variance.
+
+    Deterministic: an eigendecomposition in float64, with signs that make each component's largest weight positive.
+
+    >>> points, shares = project([[0.0, 3.0], [0.0, -3.0], [1.0, 0.0], [-1.0, 0.0]])
+    >>> points.tolist(), [round(share, 3) for share in shares]
+    ([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]], [0.9, 0.1])
+    """
+    centered = np.asarray(features, np.float64)
+    centered = np.pad(centered - centered.mean(axis=0), ((0, 0), (0, max(0, 2 - centered.shape[1]))))
+    values, vectors = np.linalg.eigh(centered.T @ centered)
+    components = vectors[:, [-1, -2]]
+    components *= np.where(components[np.abs(components).argmax(axis=0), [0, 1]] < 0, -1.0, 1.0)
+    shares = np.maximum(values[[-1, -2]], 0.0) / max(float(values.sum()), 1e-20)
+    return centered @ components + 0.0, (float(shares[0]), float(shares[1]))
+
+
+def map_view(embedding: EmbeddingMap) -> MapView:
+    """Lay out the dots, choose their colors, and collect what the script shows on hover."""
+    positions = _positions(embedding.points).tolist()
+    colors, legend = _colors(embedding.classes, len(embedding.keys))
+    names = [visible(key, _MAX_NAME) for key in embedding.keys]
+    classes = embedding.classes and [None if label is None else visible(label, 200) for label in embedding.classes]
+    titles = [f"{n} · {c}" if c is not None else n for n, c in zip(names, classes or [None] * len(names), strict=True)]
+    columns = max(1, int(np.ceil(np.sqrt(len(names)))))
+    return MapView(
+        dots=[(x, y, color, title) for (x, y), color, title in zip(positions, colors, titles, strict=True)],
+        legend=legend,
+        aria_label=f"Map of {len(names):,} images" + (f", colored by {len(legend)} classes" if legend else ""),
+        data={
+            "names": names, "classes": classes, "columns": columns,
+            "sprite": None if embedding.tiles is None else sprite_uri(embedding.tiles, columns),
+        },
+    )  # fmt: skip
+
+
+def _positions(points: Array) -> Array:
+    """Scale both axes equally into the viewBox (N, 2), y upwards."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    available = np.array([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN])
+    scale = float((available / np.maximum(high - low, 1e-12)).min()) if (high > low).any() else 0.0
+    positions: Array = np.array([WIDTH, HEIGHT]) / 2 + (points - (low + high) / 2) * scale * np.array([1.0, -1.0])
+    return positions
+
+
+def _colors(classes: Sequence[str | None] | None, count: int) -> tuple[list[str], list[tuple[str, str, int]]]:
+    """Return a color class per image and the legend; "cn" is the color of all other images."""
+    if classes is None:
+        return ["c0"] * count, []
+    counts = Counter(label for label in classes if label is not None)
+    frequent = sorted(sorted(counts, key=lambda label: (-counts[label], label))[:COLORS])
+    color = {label: f"c{number}" for number, label in enumerate(frequent)}
+    legend = [(label, color[label], counts[label]) for label in frequent]
+    if rest := len(classes) - sum(counts[label] for label in frequent):
+        others = len(counts) - len(frequent)
+        legend.append((f"{others:,} other classes" if others else "no class", "cn", rest))
+    return ["cn" if label is None else color.get(label, "cn") for label in classes], legend

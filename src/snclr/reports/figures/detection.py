@@ -1,0 +1,121 @@
+"""Detections: each image twice, with its annotated and with its predicted objects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from snclr.data.decode import RGBImage
+from snclr.errors import UserError
+from snclr.evaluation.detection.batches import load_image, object_mask
+from snclr.evaluation.detection.coco import CocoSet
+from snclr.evaluation.detection.scoring import Detection
+from snclr.reports.figures.drawing import FAINT, INK, new_figure, save_png, shorten
+
+_PAIRS_PER_ROW = 2
+_MASK_OPACITY = 0.45
+# The colorblind-safe palette of Okabe and Ito without black.
+_COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+
+
+@dataclass(frozen=True)
+class DrawnObject:
+    """An object with its box (x, y, width, height) and mask (H, W) in pixels of the image; no score if annotated."""
+
+    name: str
+    score: float | None
+    box: tuple[float, float, float, float]
+    mask: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class DrawnImage:
+    """An image with its annotated and predicted objects."""
+
+    key: str
+    image: RGBImage
+    annotated: Sequence[DrawnObject]
+    predicted: Sequence[DrawnObject]
+
+
+def draw_predictions(
+    coco: CocoSet, detections: Sequence[Detection], path: Path, *, count: int, score: float, title: str,
+    leave_out: Collection[int] = (),
+) -> list[int]:  # fmt: skip
+    """Draw `count` images, evenly spaced over the dataset, with their detections; return their indices."""
+    usable = [index for index in range(len(coco)) if index not in leave_out]
+    chosen = usable if len(usable) <= count else [usable[i * len(usable) // count] for i in range(count)]
+    draw_detections([_collect(coco, detections, index, score) for index in chosen], path, title=title, score=score)
+    return chosen
+
+
+def draw_detections(images: Sequence[DrawnImage], path: Path | str, *, title: str, score: float) -> None:
+    """Write the figure to `path` (PNG); `score` is the threshold named in the heading of the predictions."""
+    if not images:
+        raise UserError("there are no images to draw; give --draw a number above 0")
+    pairs = min(_PAIRS_PER_ROW, len(images))
+    rows = -(-len(images) // pairs)
+    tallest = max(len(one.image) / one.image.shape[1] for one in images)
+    figure = new_figure(8.6 * pairs, 0.5 + rows * (4.2 * tallest + 0.6), dpi=100, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, parse_math=False)
+    axes = figure.subplots(rows, 2 * pairs, squeeze=False).ravel()
+    for axis in axes:
+        axis.set_axis_off()
+    for one, left, right in zip(images, axes[::2], axes[1::2], strict=False):
+        for axis, heading, objects in (
+            (left, f"{shorten(one.key, 40)}: annotated ({len(one.annotated)})", one.annotated),
+            (right, f"predicted ({len(one.predicted)} with score ≥ {score:g})", one.predicted),
+        ):
+            axis.set_title(heading, loc="left", fontsize=10, color=FAINT, parse_math=False)
+            _draw_objects(axis, one.image, objects)
+    save_png(figure, path)
+
+
+def blend(image: RGBImage, objects: Sequence[DrawnObject]) -> RGBImage:
+    """Overlay the masks in the objects' colors, the first object on top."""
+    from matplotlib.colors import to_rgb
+
+    result = image.astype(np.float32)
+    for number in reversed(range(len(objects))):
+        inside = objects[number].mask.astype(bool)
+        color = 255 * np.array(to_rgb(_COLORS[number % len(_COLORS)]), np.float32)
+        result[inside] = image[inside] * (1 - _MASK_OPACITY) + color * _MASK_OPACITY
+    return np.rint(result).astype(np.uint8)
+
+
+def _draw_objects(axis: Any, image: RGBImage, objects: Sequence[DrawnObject]) -> None:
+    """Draw an image with masks, boxes, names and scores."""
+    from matplotlib.patches import Rectangle
+
+    axis.imshow(blend(image, objects), interpolation="antialiased")
+    for number, one in enumerate(objects):
+        left, top, width, height = one.box
+        color = _COLORS[number % len(_COLORS)]
+        axis.add_patch(Rectangle((left - 0.5, top - 0.5), width, height, fill=False, edgecolor=color, linewidth=1.6))
+        axis.text(
+            left, max(top, 0), one.name if one.score is None else f"{one.name} {one.score:.2f}", color="black",
+            fontsize=7, va="bottom", parse_math=False, clip_on=True,
+            bbox={"facecolor": color, "alpha": 0.85, "pad": 1.0, "edgecolor": "none"},
+        )  # fmt: skip
+
+
+def _collect(coco: CocoSet, detections: Sequence[Detection], index: int, score: float) -> DrawnImage:
+    """Load an image with its annotations and its detections of at least `score`, by decreasing score."""
+    image = coco.images[index]
+    size = (image.width, image.height)
+    names = list(coco.categories.values())
+    annotated = [
+        DrawnObject(coco.categories[o.category], None, o.box, object_mask(o.segmentation, *size, size))
+        for o in coco.objects[index]
+    ]
+    predicted = [
+        DrawnObject(names[d.label - 1], d.score, d.box, np.asarray(object_mask(d.rle, *size, size)))
+        for d in sorted(detections, key=lambda d: -d.score)
+        if d.image == index and d.score >= score
+    ]
+    return DrawnImage(image.name, load_image(coco, index), annotated, predicted)

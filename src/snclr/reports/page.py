@@ -1,0 +1,200 @@
+"""The report of a run as one self-contained HTML page that loads nothing from the network."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from snclr.io.jsonl import is_finite_number
+from snclr.reports import curves, embedding_map
+from snclr.reports.embedding_map import EmbeddingMap, map_view
+from snclr.reports.text import format_number, visible
+
+MAX_BYTES = 5_000_000
+"""Largest page, small enough for an email; sections that do not fit are left out, with a note."""
+MAX_RESULTS = MAX_SKIPPED = 100
+"""Rows of the tables of evaluations and bad images."""
+_TOO_LARGE = f"left out: the page would exceed {MAX_BYTES / 1e6:.0f} MB. Use fewer images (--images, --rows)"
+
+
+SIDE = 128
+"""Pixels of an image of the gallery; smaller images are embedded at their own size."""
+
+
+@dataclass(frozen=True)
+class GalleryImage:
+    """One image with its key, class and data URI (None: cannot be read); neighbors also have w and cosine."""
+
+    key: str
+    label: str | None
+    uri: str | None
+    w: float | None = None
+    cosine: float | None = None
+    same_class: bool | None = None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Rows of a query image and its neighbors, by decreasing w."""
+
+    rows: list[tuple[GalleryImage, list[GalleryImage]]]
+    protocol: str
+    purity_by_rank: list[float | None]
+    """Share of queries whose neighbor of that rank has their class; None without labels."""
+
+    @property
+    def labeled(self) -> bool:
+        """Whether any neighbor can be compared with its query by class."""
+        return any(neighbor.same_class is not None for _, neighbors in self.rows for neighbor in neighbors)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The reason why a section is empty."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """The content of a report."""
+
+    run: str
+    version: str
+    complete: bool
+    settings: Mapping[str, Any] | Missing
+    records: Sequence[dict[str, Any]] | Missing
+    """The lines of metrics.jsonl."""
+    results: Sequence[Mapping[str, Any]] = ()
+    skipped: Sequence[Mapping[str, Any]] = ()
+    gallery: Gallery | Missing = Missing("not requested")
+    map: EmbeddingMap | Missing = Missing("not requested")
+    images: int | None = None
+    """Number of training images, if known."""
+    alerts: Sequence[str] = ()
+    written: str = ""
+    """Time of writing; empty leaves it out."""
+
+    def included(self) -> dict[str, bool]:
+        """Return which sections the page has."""
+        return {
+            "curves": bool(self.records) and not isinstance(self.records, Missing),
+            "neighbors": isinstance(self.gallery, Gallery),
+            "map": isinstance(self.map, EmbeddingMap),
+            "evaluations": bool(self.results),
+            "configuration": not isinstance(self.settings, Missing),
+        }
+
+    def missing(self) -> dict[str, str]:
+        """Return why sections are missing."""
+        parts = {"curves": self.records, "neighbors": self.gallery, "map": self.map, "configuration": self.settings}
+        return {name: part.reason for name, part in parts.items() if isinstance(part, Missing)}
+
+
+def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
+    """Render a page of at most `max_bytes`, and return it with the content it shows.
+
+    The map's thumbnails are dropped first, then the map, then the gallery.
+    """
+    candidates = [page]
+    if isinstance(page.map, EmbeddingMap):
+        candidates.append(replace(page, map=replace(page.map, tiles=None)))
+        candidates.append(replace(page, map=Missing(_TOO_LARGE)))
+    if isinstance(page.gallery, Gallery):
+        candidates.append(replace(candidates[-1], gallery=Missing(_TOO_LARGE)))
+    for shown in candidates:
+        html = render(shown)
+        if len(html.encode()) <= max_bytes:
+            break
+    return html, shown
+
+
+def render(page: Page) -> str:
+    """Render the page to HTML."""
+    records = () if isinstance(page.records, Missing) else page.records
+    charts = curves.build_charts(records)
+    missing = page.missing()
+    if not charts:
+        why = "metrics.jsonl has no numbers that can be drawn" if records else "nothing was logged yet"
+        missing.setdefault("curves", why)
+    return environment().get_template("report.html").render(
+        page=page, missing=missing, settings={} if isinstance(page.settings, Missing) else page.settings,
+        tiles=_tiles(page, records, charts), charts=charts,
+        chart_data={chart.metric.name: chart.points for chart in charts},
+        line_description=curves.describe_lines(charts),
+        map=map_view(page.map) if isinstance(page.map, EmbeddingMap) else None, results=list(page.results)[::-1],
+    )  # fmt: skip
+
+
+def content_security_policy() -> str:
+    """Return the policy: our own style and script by hash, embedded images, nothing else.
+
+    Markup that escaping missed could therefore neither run nor load anything.
+    """
+    return (
+        f"default-src 'none'; img-src data:; style-src '{_sha256(_asset('report.css'))}'; "
+        f"script-src '{_sha256(_asset('report.js'))}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return the template environment: autoescaping, and invisible characters of every string shown by their codes."""
+    env = Environment(
+        loader=PackageLoader("snclr.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=lambda value: visible(value) if type(value) is str else value,
+    )  # fmt: skip
+    env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    env.filters |= {"clip": visible, "number": format_number, "score": _score, "setting": _setting}
+    env.tests["finite"] = is_finite_number
+    env.globals |= {
+        "curves": curves, "map_module": embedding_map, "gallery_side": SIDE,
+        "policy": content_security_policy(), "style": Markup(_asset("report.css")),
+        "script": Markup(_asset("report.js")), "max_results": MAX_RESULTS, "max_skipped": MAX_SKIPPED,
+    }  # fmt: skip
+    return env
+
+
+def _tiles(page: Page, records: Sequence[dict[str, Any]], charts: Sequence[curves.Chart]) -> list[tuple[str, str, str]]:
+    """Return name, value and note of each headline number."""
+    state = ("complete", "encoder written") if page.complete else ("in progress", "no encoder yet")
+    tiles = [("state", *state)]
+    if records and is_finite_number(epoch := records[-1].get("epoch")):
+        total = None if isinstance(page.settings, Missing) else page.settings.get("epochs")
+        tiles.append(("epochs", format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""))  # type: ignore[arg-type]
+    newest = {str(r["kind"]): r["numbers"]["top1"] for r in page.results if is_finite_number(r["numbers"].get("top1"))}
+    tiles += [(kind, f"{top1:.1%}", "top-1") for kind, top1 in newest.items()][:4]
+    headline = ("loss", "same_class", "effective_rank")
+    tiles += [(c.metric.title.lower(), c.last, "last logged step") for c in charts if c.metric.name in headline]
+    return [*tiles, ("bad images", f"{len(page.skipped):,}", "left out")]
+
+
+def _score(value: float, name: str) -> str:
+    """Format a result: accuracies and shares as percent."""
+    is_share = name.startswith(("top", "same_class_at_", "accuracy")) and 0 <= value <= 1
+    return f"{value:.2%}" if is_share else format_number(value)
+
+
+def _setting(value: object) -> str:
+    """Format a setting as it is typed on the command line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return files("snclr.reports").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+def _sha256(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,0 +1,50 @@
+"""Images as data URIs: decoded and encoded again, so that no metadata of the original file is kept."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+from PIL import Image
+
+from snclr.data.decode import RGBImage
+
+_JPEG_QUALITY = 82
+
+
+def thumbnail_uri(image: RGBImage, side: int) -> str:
+    """Return the center square, scaled down to at most `side` pixels, as a data URI."""
+    square = center_square(image)
+    if len(square) > side:
+        return _data_uri(Image.fromarray(square).resize((side, side), Image.Resampling.LANCZOS), "JPEG")
+    return _data_uri(Image.fromarray(square), "PNG")
+
+
+def sprite_uri(tiles: RGBImage, columns: int) -> str:
+    """Return tiles (N, S, S, 3) on a grid, row by row, as one data URI."""
+    count, side = len(tiles), tiles.shape[1]
+    rows = -(-count // columns)
+    grid = np.zeros((rows * columns, side, side, 3), np.uint8)
+    grid[:count] = tiles
+    sprite = grid.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
+    return _data_uri(Image.fromarray(sprite), "JPEG")
+
+
+def square_tile(image: RGBImage, side: int) -> RGBImage:
+    """Return the center square, resized to (side, side, 3)."""
+    return np.asarray(Image.fromarray(center_square(image)).resize((side, side), Image.Resampling.LANCZOS))
+
+
+def center_square(image: RGBImage) -> RGBImage:
+    """Return the largest center square (S, S, 3) of an image (H, W, 3)."""
+    height, width, _ = image.shape
+    short = min(height, width)
+    top, left = (height - short) // 2, (width - short) // 2
+    return np.ascontiguousarray(image[top : top + short, left : left + short])
+
+
+def _data_uri(image: Image.Image, kind: str) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {"optimize": True}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"

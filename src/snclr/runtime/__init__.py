@@ -1,0 +1,1 @@
+"""The process a command runs in: device, threads, progress, stop signals."""

@@ -1,0 +1,140 @@
+"""Graceful stops: SIGINT (Ctrl-C), SIGTERM (Kubernetes, SLURM) and SIGUSR1 (SLURM's early warning) set a flag."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+if sys.platform != "win32":
+    _EXIT_CODES[signal.SIGUSR1] = 143
+"""SIGUSR1 announces the SIGTERM of a preemption, so both have the exit code on which a job script requeues."""
+_PR_SET_PDEATHSIG = 1
+
+STARTED_BY = "SNCLR_STARTED_BY"
+"""Environment variable with the id of the process that started this rank for --devices."""
+
+
+def rank_exit_code(code: int) -> int:
+    """Return a command's exit code for this process: 0 for a stopped rank that Fabric started.
+
+    Rank 0 reports 143 or 130 for the job. Fabric kills rank 0 if another rank exits with any code but 0.
+    """
+    started_by_fabric = os.environ.get(STARTED_BY) == str(os.getppid())
+    return 0 if started_by_fabric and code in (130, 143) else code
+
+
+def stop_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent dies (Linux only).
+
+    Ranks then stop and save when their torchrun agent is killed. Elsewhere they end at the next failed collective.
+    """
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the call
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def sigusr1_as_sigterm() -> Iterator[None]:
+    """Within the block, SIGUSR1 ends the process like SIGTERM, with the same exit code, unless it has a handler."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+class StopRequested(BaseException):
+    """A job ended early because of a signal, after saving its state; the same call continues it.
+
+    Like KeyboardInterrupt it is no Exception: a signal handler may raise it inside code that handles errors.
+    """
+
+    def __init__(self, signum: int, step: int | None = None, total_steps: int | None = None) -> None:
+        self.signal = signal.Signals(signum)
+        self.step, self.total_steps = step, total_steps
+        super().__init__(self.signal, step, total_steps)
+
+    def __str__(self) -> str:
+        """The signal's name and, where known, the step."""
+        return self.signal.name if self.step is None else f"{self.signal.name} after step {self.step}"
+
+    @property
+    def exit_code(self) -> int:
+        """130 for SIGINT, 143 for SIGTERM and SIGUSR1."""
+        return _EXIT_CODES[self.signal]
+
+
+class StopFlag:
+    """Within the block, SIGINT, SIGTERM and SIGUSR1 only set `requested`, which the training loop checks each step.
+
+    A second Ctrl-C raises KeyboardInterrupt at once, except under torchrun, which forwards the terminal's signal. Off
+    the main thread the block changes nothing (Python allows no handlers there). A SIGINT that was ignored on entry
+    stays ignored, as for background jobs of a script. In a forked child the handlers do nothing, so that data workers
+    survive a signal to the process group.
+
+    >>> with StopFlag() as stop:
+    ...     os.kill(os.getpid(), signal.SIGTERM)
+    ...     print(stop.requested.name, stop.exit_code)
+    SIGTERM 143
+    """
+
+    def __init__(self) -> None:
+        self._requested: signal.Signals | None = None
+        self._interrupts = 0
+        self._owner = os.getpid()
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> signal.Signals | None:
+        """The first signal received, or None."""
+        return self._requested
+
+    @property
+    def exit_code(self) -> int:
+        """130 after SIGINT, 143 after SIGTERM or SIGUSR1, 0 without a stop."""
+        return 0 if self._requested is None else _EXIT_CODES[self._requested]
+
+    def request(self, signum: int) -> None:
+        """Request a stop as if this process had received the signal, e.g. because another rank did."""
+        number = signal.Signals(signum)
+        assert number in _EXIT_CODES, number
+        self._requested = self._requested or number
+
+    def __enter__(self) -> StopFlag:
+        self._owner = os.getpid()
+        if threading.current_thread() is threading.main_thread():
+            for number in _EXIT_CODES:
+                if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            # None: the handler was not installed from Python, so it cannot be restored.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            return
+        self.request(signum)
+        if signum == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+                raise KeyboardInterrupt

@@ -1,0 +1,300 @@
+"""Settings of a pre-training run: `PretrainConfig` and `resolve`, which makes one from recipe, file and flags.
+
+Setting names are the same in Python, on the command line and in `config.yaml`. The settings of the run are declared
+here, those of the method in `snclr.methods.config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from snclr.errors import UserError, did_you_mean
+from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName
+from snclr.recipes import get_recipe
+from snclr.runtime.settings import (
+    Count,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Range,
+    Setting,
+    check_fields,
+    describe,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Images, run directory, recipe and method."""
+
+    data: str = ""
+    """Images: a folder (any depth), a list file, shards ({000..146}.tar, local or at an https:// or s3:// address),
+    hf:OWNER/NAME, the name of a built-in dataset, or demo."""
+    out: str = ""
+    """Run directory to write."""
+    recipe: str = "photos"
+    """Named settings to start from; `snclr recipes` lists them."""
+    method: MethodName = "snclr"
+    """Training method; `snclr methods` lists them with their settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The encoder."""
+
+    encoder: str = "resnet18"
+    """A torchvision ResNet or any timm model; `snclr encoders` lists them."""
+    image_size: Annotated[int, Range(ge=8)] = 128
+    """Side of the square views in pixels."""
+    stem: Literal["auto", "standard", "small", "half"] = "auto"
+    """Stem of a ResNet: standard (7×7, pooled), small (3×3, for images up to 64 pixels), half (3×3, stride 2)."""
+    heads: Count | None = None
+    """Attention heads of a ViT (default: the model's own)."""
+    sincos: bool = False
+    """Use fixed 2-D sine-cosine position embeddings in a ViT."""
+    freeze_patch_embed: bool = False
+    """Keep the patch embedding of a ViT at its random initialization."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimization."""
+
+    batch_size: Annotated[int, Range(ge=2)] = 128
+    """Images per step, over all ranks."""
+    epochs: Count = 100
+    """Passes over the data."""
+    optimizer: Literal["lars", "adamw", "sgd"] = "adamw"
+    """Optimizer."""
+    lr: NonNegative = 1e-3
+    """Base learning rate; the peak is lr × batch size / 256."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay, not applied to biases, norms and tokens."""
+    warmup_epochs: NonNegative = 10.0
+    """Epochs of linear warm-up before the cosine decay."""
+    clip_gradient: Positive | None = None
+    """Clip the gradient to this norm (default: no clipping)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewConfig:
+    """Augmented views."""
+
+    views: Literal["byol", "cifar", "infomin", "crops"] = "byol"
+    """Augmentations of the two views."""
+    crop_min: Fraction | None = None
+    """Smallest area of a crop, as a fraction of the image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """Seed and hardware."""
+
+    seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
+    """Seed of all randomness."""
+    workers: NonNegativeInt = 2
+    """Dataloader worker processes per rank."""
+    precision: Literal["32", "bf16", "16", "64"] = "32"
+    """Floating-point precision of the encoders."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device type."""
+    devices: str = "1"
+    """Ranks on this machine: a number, or auto for all GPUs."""
+    nodes: Count = 1
+    """Number of machines."""
+    timeout: Annotated[float, Range(ge=5)] = 600.0
+    """Distributed timeout in seconds."""
+    threads: NonNegativeInt = 0
+    """CPU threads per rank (0: one per core); more do not speed up small encoders."""
+    compile: bool = False
+    """Compile the encoders with torch.compile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig:
+    """Checkpoints and logs."""
+
+    resume: bool = False
+    """Resume the run in --out."""
+    overwrite: bool = False
+    """Delete the run in --out and start again."""
+    init_from: str | None = None
+    """Initialize the encoder from another run, or from a torchvision, timm or MoCo v3 weights file."""
+    checkpoint_every: NonNegativeInt = 0
+    """Steps between checkpoints (0: once per epoch)."""
+    keep_checkpoints: Count = 2
+    """Number of checkpoints to keep."""
+    log_every: Count = 10
+    """Steps between records in metrics.jsonl."""
+    max_bad_share: NonNegative = 0.1
+    """Stop when more than this fraction of the images cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(OutputConfig, HardwareConfig, ViewConfig, OptimConfig, EncoderConfig, DataConfig):
+    """All settings of a run: those of the run itself and, in `method_config`, those of its method.
+
+    `config.neighbors` is short for `config.method_config.neighbors`.
+    """
+
+    method_config: MethodConfig
+
+    def __post_init__(self) -> None:
+        for part in PretrainConfig.__bases__:
+            check_fields(self, part)
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
+            raise UserError(f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}")
+        if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
+            raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        if self.resume and self.overwrite:
+            raise UserError("resume and overwrite exclude each other; give one of them")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in METHOD_SETTINGS:
+            return getattr(self.method_config, name)
+        raise AttributeError(f"PretrainConfig has no setting {name!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings under their flat names, as plain values for YAML or JSON."""
+        values = dataclasses.asdict(self)
+        return values | values.pop("method_config")
+
+
+MAY_CHANGE_ON_RESUME = frozenset(
+    {f.name for part in (HardwareConfig, OutputConfig) for f in fields(part)} - {"seed", "precision"} | {"out", "data"}
+)
+"""Settings that may differ when a run is resumed: where and how it runs, not what it computes.
+
+The images may have moved, so `data` may differ; their fingerprint must not.
+"""
+
+SIZES = frozenset({"hidden", "dim", "queue_length", "momentum", "prototypes"})
+"""The method settings that depend on the size of the dataset. A recipe of scale "small" sets them for every method."""
+
+REMOVED_SETTINGS = {"accumulate": 1}
+"""Settings of earlier versions with the only value they could have; a config.yaml may still contain them."""
+
+
+@functools.cache
+def setting_groups() -> dict[str, dict[str, Setting]]:
+    """Return the settings of all runs and methods, by group title and name.
+
+    The default of a setting that several methods share is the one of the shared group, not of a method.
+    """
+    of_methods: dict[str, Setting] = {}
+    bases: list[Any] = [base for config in METHODS.values() for base in reversed(config.__mro__)]
+    for base in bases:
+        for name, setting in describe(base).items() if issubclass(base, MethodConfig) else ():
+            of_methods.setdefault(name, setting)
+    return {
+        "Data and run": describe(DataConfig),
+        "Encoder": describe(EncoderConfig),
+        "Method": of_methods,
+        "Optimization": describe(OptimConfig),
+        "Views": describe(ViewConfig),
+        "Compute": describe(HardwareConfig),
+        "Run directory": describe(OutputConfig),
+    }
+
+
+def all_settings() -> dict[str, Setting]:
+    """Return the settings of all runs and methods by name.
+
+    >>> all_settings()["neighbors"].default
+    30
+    """
+    return {name: setting for group in setting_groups().values() for name, setting in group.items()}
+
+
+def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> PretrainConfig:
+    """Return the config of a run: `settings` win over the file `config`, the file over the recipe.
+
+    A recipe is written for SNCLR. Another method takes the recipe's run settings, but its method settings from its own
+    paper, except that a recipe of scale "small" also gives the `SIZES`. A warm-up of the recipe that is as long as the
+    given epochs becomes a tenth of them.
+
+    >>> config = resolve({"recipe": "cifar", "epochs": 7})
+    >>> config.epochs, config.warmup_epochs
+    (7, 0.7)
+    >>> resolve({"recipe": "cifar", "method": "simclr"}).temperature  # as in its paper
+    0.1
+    """
+    known = all_settings()
+    given = _check_names(settings)
+    saved = {} if config is None else _check_names(read_config(Path(config)))
+    saved = {name: value for name, value in saved.items() if name not in ("out", "resume", "overwrite")}
+    recipe_name = str((saved | given).get("recipe", "photos"))
+    recipe = get_recipe(recipe_name)
+    method = known["method"].check((saved | given).get("method", "snclr"))
+    if saved.get("method", "snclr") == method:  # else the file is for another method
+        _check_used(method, saved)
+    _check_used(method, given)
+
+    values = dict(recipe.settings)
+    if method != "snclr":
+        replaced = METHOD_SETTINGS - (SIZES if recipe.scale == "small" else set())
+        values = {name: value for name, value in values.items() if name not in replaced}
+    for source in (saved, given):
+        values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
+    if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
+        epochs, warmup = (known[name].check(values[name]) for name in ("epochs", "warmup_epochs"))
+        values["warmup_epochs"] = epochs / 10 if warmup >= epochs else warmup
+    values |= {"recipe": recipe_name, "method": method}
+
+    names = METHODS[method].setting_names()
+    method_config = METHODS[method](**{name: value for name, value in values.items() if name in names})
+    run_settings = {name: value for name, value in values.items() if name not in METHOD_SETTINGS}
+    return PretrainConfig(**run_settings, method_config=method_config)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the settings in a config.yaml."""
+    import yaml
+
+    try:
+        saved = yaml.safe_load(path.read_text())
+    # The safe loader also raises the errors of its constructors, e.g. for a date or for deep nesting.
+    except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
+    if not isinstance(saved, dict):
+        raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
+    return saved
+
+
+def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that the method does not use.
+
+    >>> settings_for_method("byol", {"neighbors": 30, "dim": 256, "epochs": 100})
+    {'dim': 256, 'epochs': 100}
+    """
+    unused = METHOD_SETTINGS - METHODS[method].setting_names()
+    return {name: value for name, value in settings.items() if name not in unused}
+
+
+def _check_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are not None; raise UserError for an unknown name."""
+    settings = {k: v for k, v in settings.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]}
+    known = all_settings()
+    for name in settings:
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            raise UserError(f"there is no setting {name!r}{hint}; `snclr pretrain --help` lists them all")
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _check_used(method: str, settings: Mapping[str, Any]) -> None:
+    """Raise UserError for a setting without effect on this method."""
+    unused = [name for name in settings if name not in settings_for_method(method, settings)]
+    if unused:
+        own = ", ".join(sorted(METHODS[method].setting_names())) or "none of its own"
+        users = ", ".join(name for name, config in METHODS.items() if unused[0] in config.setting_names())
+        raise UserError(
+            f"method {method} does not use {' or '.join(unused)} (used by {users}). Its settings: {own}. Remove the"
+            " flag or choose another --method."
+        )

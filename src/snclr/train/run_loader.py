@@ -1,0 +1,60 @@
+"""Read a run directory: the settings to resume with, and the trained method."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snclr.checkpoint import state
+from snclr.checkpoint.format import latest_checkpoint
+from snclr.checkpoint.run_dir import RunDir
+from snclr.errors import UserError
+from snclr.models.encoders import EncoderSpec
+from snclr.train.build import build_method, encoder_spec
+from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
+
+_log = logging.getLogger("snclr")
+
+
+def resume_config(settings: dict[str, Any]) -> PretrainConfig:
+    """Return the saved settings of the run in `out`, with those of `settings` that may change."""
+    path = RunDir(str(settings.get("out") or "")).config
+    if not settings.get("out"):
+        raise UserError("out is missing: give the run directory to resume (--out)")
+    if not path.is_file():
+        return resolve(settings)  # killed before its settings were written, so nothing is lost
+    saved = read_config(path)
+    given = {name: value for name, value in settings.items() if value is not None}
+    _refuse_change("method", given.get("method", saved.get("method")), saved, given)  # it determines the others
+    resumed = resolve({**{k: v for k, v in saved.items() if k not in ("resume", "overwrite")}, **given})
+    for name, value in resumed.to_dict().items():
+        if name in given and name not in MAY_CHANGE_ON_RESUME:
+            _refuse_change(name, value, saved, given)
+    return resumed
+
+
+def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str, Any]) -> None:
+    if value != saved.get(name):
+        raise UserError(
+            f"the run in {given['out']} has {name}={saved.get(name)!r}, not {name}={value!r}: a run is resumed with its"
+            " own settings. Omit the flag, or start a new run with another --out and --init-from."
+        )
+
+
+def load_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig, EncoderSpec]:
+    """Load the trained method of a run (encoders, heads, queue) from its last checkpoint, in eval mode."""
+    run = RunDir(run_path)
+    if not run.config.is_file():
+        raise UserError(f"{run.path} is not a run of snclr: it has no config.yaml. Give the --out of snclr pretrain.")
+    config = resolve({**read_config(run.config), "resume": False, "overwrite": False})
+    checkpoint = latest_checkpoint(run.checkpoints, _log.warning)
+    if checkpoint is None:
+        raise UserError(f"{run.path} has no checkpoint yet; continue it with snclr pretrain --resume --out {run.path}")
+    spec = encoder_spec(config)
+    classifier = checkpoint.tensors.get("method/classifier.weight")  # of a supervised method
+    method: Any = build_method(config, spec, classes=None if classifier is None else len(classifier))
+    state.load_method_state(checkpoint.tensors, method)
+    return method.to(device or torch.device("cpu")).eval(), config, spec

@@ -1,0 +1,186 @@
+"""One run, executed in the test process; and the exit of a worker with its parent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from snclr.benchmark import worker
+from snclr.benchmark.plan import Entry, Evaluation, make_run
+from snclr.benchmark.records import Records
+from snclr.checkpoint.run_dir import RunDir
+from snclr.data import splits
+from snclr.evaluation.results import read_results
+from snclr.io import atomic
+from snclr.io.jsonl import append_jsonl
+from snclr.train.pretrain_task import PretrainTask
+from tests.helpers import tiny_run
+
+SMALL = {
+    "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
+    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
+    "accelerator": "cpu", "log_every": 1, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    tiny_run.write_images(folder / "train")
+    tiny_run.write_images(folder / "test", each=4, seed=1)
+    return folder
+
+
+def job_of(images: Path, out: Path, *, given: dict | None = None, **evaluation: object) -> dict:
+    entry, common = Entry("snclr", {"method": "snclr"}), {**SMALL, "data": str(images), **(given or {})}
+    run = make_run(entry, 0, common, data="abc", evaluation=Evaluation(**evaluation))
+    return {
+        "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
+        "data": {"name": images.name, "fingerprint": "abc"}, "evaluation": asdict(run.evaluation),
+        "folder": str(out / "runs" / run.folder), "attempts": str(out / "runs" / run.folder) + ".attempts.jsonl",
+        "record": str(Records(out / "results").path(run)), "keep_runs": False, "jobs": 1,
+    }  # fmt: skip
+
+
+def attempts(job: dict) -> list[dict]:
+    return [json.loads(line) for line in Path(job["attempts"]).read_text().splitlines()]
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+def test_an_interrupted_deletion_of_checkpoints_is_completed_by_the_next_start(images, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    job = job_of(images, tmp_path, k=5)
+
+    def kill(path: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "remove_partial", kill)
+        with pytest.raises(Killed):
+            worker.run_job(job)
+    assert not Path(job["record"]).exists()  # not finished, so it will be started again
+    monkeypatch.setattr("snclr.train.pretrain.pretrain", lambda **_: pytest.fail("the training was complete"))
+    assert worker.run_job(job) == 0
+    assert Path(job["record"]).exists()
+    assert not [path for path in Path(job["folder"]).iterdir() if atomic.is_partial(path)]
+
+
+def test_a_run_writes_its_record_and_keeps_its_encoder(images, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    job = job_of(images, tmp_path, k=5)
+    assert worker.run_job(job) == 0
+    record = json.loads(Path(job["record"]).read_text())
+    assert record["key"] == job["key"]
+    assert record["settings"] == job["settings"]
+    assert set(record["numbers"]) >= {"knn", "linear"}
+    assert all(0 <= record["numbers"][name] <= 1 for name in ("knn", "linear"))
+    assert "12 test images" in record["protocols"]["knn"]
+    assert record["cost"]["steps"] == 6
+    assert record["cost"]["seconds"] > 0
+    assert record["cost"]["peak_mb"] > 50
+    assert record["series"]["step"] == [1, 2, 3, 4, 5, 6]
+    assert record["series"]["same_class"][0] is None  # the queue starts empty
+    assert record["last"]["step"] == 6
+    assert {"snclr", "torch", "python"} <= set(record["versions"])
+    assert str(images.parent) not in Path(job["record"]).read_text()
+    run = RunDir(job["folder"])
+    assert run.encoder_weights.is_file()
+    assert not run.checkpoints.exists()
+    kept = {result["kind"]: result["numbers"]["top1"] for result in read_results(job["folder"])}
+    assert kept == {"knn": record["numbers"]["knn"], "linear-cached": record["numbers"]["linear"]}
+
+    # The same training measured otherwise is not trained again, and the choice of a setting never sees the test part.
+    opened = splits.open_splits(str(images))[1]
+    monkeypatch.setattr(type(opened), "load", _refuse(type(opened).load, opened.folder))
+    other = job_of(images, tmp_path, kind="validation", k=5)
+    assert other["folder"] == job["folder"]
+    assert worker.run_job(other) == 0
+    assert len(attempts(job)) == 2
+    chosen = json.loads(Path(other["record"]).read_text())
+    assert set(chosen["numbers"]) == {"knn"}
+    assert "held out for tuning" in chosen["protocols"]["knn"]
+
+
+def _refuse(load, folder: Path):
+    def refusing(dataset, index, min_side=None):
+        assert dataset.folder != folder, "a test image was read"
+        return load(dataset, index, min_side)
+
+    return refusing
+
+
+def test_cost_jobs_measure_some_steps(images, tmp_path):
+    job = job_of(images, tmp_path, kind="cost", steps=2)
+    assert worker.run_job(job) == 0
+    record = json.loads(Path(job["record"]).read_text())
+    assert record["numbers"]["seconds_per_step"] > 0
+    assert record["cost"]["queue_mb"] == pytest.approx(40 * 16 * 4 / 1e6, abs=1e-3)
+    assert not Path(job["folder"]).exists()
+
+
+def test_cost_jobs_use_the_compile_and_thread_settings(images, tmp_path, monkeypatch):
+    import torch
+
+    compiled, threads = [], []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    monkeypatch.setattr(PretrainTask, "training_step", lambda *_: threads.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        plain = job_of(images, tmp_path, kind="cost", steps=2)
+        assert worker.run_job(plain) == 0
+        assert not compiled
+        assert set(threads) == {1}
+        assert torch.get_num_threads() == 2
+        fast = job_of(images, tmp_path, given={"compile": True}, kind="cost", steps=2)
+        assert fast["record"] != plain["record"]
+        assert worker.run_job(fast) == 0
+        assert len(compiled) == 2  # the encoder and its momentum copy
+        assert json.loads(Path(fast["record"]).read_text())["where"]["compile"] is True
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_invalid_input_exits_with_code_2(images, tmp_path, capsys, monkeypatch):
+    job = job_of(images, tmp_path)
+    job["given"]["encoder"] = "resnet1800"
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    monkeypatch.setattr(worker, "_stop_with_parent", lambda: None)
+    assert worker.main([str(tmp_path / "job.json")]) == 2
+    assert "resnet1800" in capsys.readouterr().err
+    assert not Path(job["record"]).exists()
+
+
+def test_a_killed_attempt_counts_up_to_its_last_checkpoint(tmp_path):
+    import os
+
+    file, run = tmp_path / "a.jsonl", RunDir(tmp_path / "run")
+    (run.checkpoints / "step-5").mkdir(parents=True)
+    os.utime(run.checkpoints / "step-5", (1030.0, 1030.0))
+    append_jsonl(file, {"started": 1000.0})
+    worker._close_killed_attempt(file, run)
+    end = {"seconds": 12.0, "cpu_seconds": 9.0, "peak_mb": 70.0, "memory": "process", "steps": 9, "skipped": 0}
+    append_jsonl(file, {"started": 2000.0})
+    append_jsonl(file, {**end, "complete": True})
+    worker._close_killed_attempt(file, run)  # nothing is open any more
+    cost = worker._cost_of({"attempts": str(file)})
+    assert cost["seconds"] == 42.0
+    assert cost["cpu_seconds"] is None  # not known of the killed one
+    assert cost["attempts"] == 2
+
+
+def test_a_worker_stops_when_its_parent_exits():
+    code = "import time; from snclr.benchmark.worker import _stop_with_parent; _stop_with_parent(); time.sleep(250)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(timeout=200) == -15

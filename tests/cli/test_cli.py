@@ -1,0 +1,212 @@
+"""The command line: fast help, every flag, one-line errors, exit codes."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from snclr.cli import main as program
+from snclr.cli.main import COMMANDS, build_app, main
+from snclr.errors import UserError
+from snclr.runtime.stop import StopRequested
+
+_SETTINGS = (
+    "--data --out --recipe --method --preset --encoder --image-size --stem --heads --sincos --no-sincos"
+    " --freeze-patch-embed --no-freeze-patch-embed --hidden --dim --projector-layers --predictor-layers --final-bn"
+    " --no-final-bn --batch-size --epochs --optimizer --lr --weight-decay --warmup-epochs --clip-gradient --temperature"
+    " --neighbors --queue-length --gamma --loss-form --sides --weights --attention --attention-temperature"
+    " --attention-gradient --no-attention-gradient --times-2tau --no-times-2tau --neighbor-free-epochs --push"
+    " --queue-dtype --momentum --momentum-schedule --prototypes --freeze-prototypes-epochs --teacher-temperature"
+    " --teacher-warmup-epochs --center-momentum --redundancy-weight --views --crop-min --seed --workers --precision"
+    " --accelerator --devices --nodes --timeout --threads --compile --no-compile --resume --no-resume --overwrite"
+    " --no-overwrite --init-from --checkpoint-every --keep-checkpoints --log-every --max-bad-share"
+)
+_RUN_DIR = ("--out", "--resume", "--no-resume", "--overwrite", "--no-overwrite", "--init-from")
+_RANKS = "--workers --device --devices --nodes"
+_STUDY = "--seeds --results --name --eval-data --test --k --jobs --keep-runs --dry-run"
+# Flags of the first release: users' scripts contain them.
+FLAGS = {
+    "demo": "--out --seed --epochs",
+    "pretrain": _SETTINGS,
+    "plan": "--steps " + " ".join(flag for flag in _SETTINGS.split() if flag not in _RUN_DIR),
+    "knn": f"--data --test {_RANKS} --no-cache --seed --k --temperature",
+    "linear": f"--data --test {_RANKS} --no-cache --seed --protocol --epochs --batch-size --lr",
+    "neighbors": f"--data --candidates --k --neighbors --rows --seed --out {_RANKS} --no-cache",
+    "export": "--to --out",
+    "finetune": f"--data --test {_RANKS} --seed --labels --from-scratch --epochs --batch-size --lr --head-lr"
+    " --weight-decay",
+    "detect": "--data --init --encoder --recipe --iterations --batch-size --lr --weight-decay --long-side --width"
+    " --rois --proposals --anchor --seed --short-side --keep-empty --train-annotations --val-annotations --images"
+    " --val-images --max-bad-share --detector --draw --draw-score --workers --accelerator --devices --nodes"
+    " --precision",
+    "embed": f"--data --out --normalize --split --batch-size {_RANKS} --no-cache",
+    "search": f"--data --k --index --embeddings --split --out {_RANKS} --no-cache",
+    "explain": "--candidates --out --workers --device",
+    "report": "--out --data --images --rows --k --neighbors --no-embeddings --seed --workers --device --no-cache",
+    "compare": f"--methods --tune {_STUDY} {_SETTINGS}",
+    "ablate": f"--table --values --steps {_STUDY} {_SETTINGS}",
+    "pack": "--shards --shard-size --images-per-shard --seed --no-shuffle --check --workers --overwrite --verify",
+    "recipes": "",
+    "encoders": "",
+    "methods": "",
+}
+
+
+def accepted_flags(command):
+    collection = build_app([command])[command].assemble_argument_collection()
+    return {name for argument in collection for name in argument.names}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_the_first_release_is_accepted(command):
+    assert {*FLAGS[command].split(), "--json"} - accepted_flags(command) == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_every_flag_has_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"snclr {command}" in text
+    assert "xample" in text
+    for argument in build_app([command])[command].assemble_argument_collection():
+        assert argument.parameter.help or not argument.show, argument.name
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["pretrain", "--help"], ["knn", "--help"], ["compare", "--help"]])
+def test_import_and_help_load_nothing_heavy(argv):
+    code = (
+        "import sys, snclr, snclr.cli.main\n"
+        f"try: snclr.cli.main.main({argv})\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'PIL', 'timm', 'torchvision', 'lightning_fabric', 'matplotlib', 'scipy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "fragments"),
+    [
+        (["pretrain", "--out", "x"], ["data is missing", "--data"]),
+        (["pretrain", "--data", "demo"], ["out is missing", "--out"]),
+        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--recipe", "nope"], ["recipe 'nope'", "photos"]),
+        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--encoder", "resnet81"], ["resnet81", "resnet18"]),
+        (["pretrain", "--data", "no-such-folder", "--out", "{tmp}/r"], ["no-such-folder", "demo"]),
+        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--batch-size", "7000"], ["6000", "7000"]),
+        (["pretrain", "--data", "demo", "--out", "x", "--precision", "bf16", "--accelerator", "cpu"], ["bf16", "32"]),
+        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--gamma", "most"], ["gamma", "max"]),
+        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--seed", "-1"], ["seed", "at least 0"]),
+        (["pretrain", "--neighbours", "3"], ["--neighbours", "Did you mean --neighbors?"]),
+        (["pretrain", "--method", "snclrr"], ["snclrr", 'Did you mean "snclr"?']),
+        (["pretrain", "--lr", "high"], ["--lr", '"high"', "float"]),
+        (["plan", "--data", "demo", "stray"], ["stray"]),
+        (["knn", "{tmp}/nothing"], ["nothing", "--out"]),
+        (["encoders", "zzz"], ["zzz"]),
+        (["recipes", "zzz"], ["zzz", "photos"]),
+        (["methods", "byoll"], ["byoll", "did you mean 'byol'?"]),
+    ],
+)  # fmt: skip
+def test_bad_input_prints_one_line_and_exits_with_2(argv, fragments, tmp_path, capsys):
+    assert main([argument.format(tmp=tmp_path) for argument in argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"snclr {argv[0]}: ")
+    assert error.count("\n") == 1
+    for fragment in fragments:
+        assert fragment in error.replace(",", ""), error
+
+
+def test_an_unknown_command_suggests_the_nearest(capsys):
+    assert main(["pretrian"]) == 2
+    assert 'Did you mean "pretrain"?' in capsys.readouterr().err
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert main([]) == 0
+    assert "pretrain" in capsys.readouterr().out
+
+
+def test_lists_print_as_text_and_json(capsys):
+    assert main(["recipes", "--json"]) == 0
+    assert "demo" in json.loads(capsys.readouterr().out)
+    assert main(["recipes", "resnet50-imagenet"]) == 0
+    assert "128000" in capsys.readouterr().out
+    assert main(["encoders", "vit_small"]) == 0
+    assert "vit_small_patch16_224" in capsys.readouterr().out
+    assert main(["methods"]) == 0
+    assert "snclr" in capsys.readouterr().out
+    assert main(["methods", "byol", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["momentum"] == 0.996
+
+
+def test_lists_are_not_wrapped_in_a_pipe(capsys):
+    assert main(["methods"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 11
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
+def test_a_stop_prints_how_to_continue(number, code, monkeypatch, capsys):
+    def stop(self, arguments):
+        raise StopRequested(number, 3, 10)
+
+    monkeypatch.setattr("snclr.cli.flags.Command.call", stop)
+    argv = ["plan", "--data", "my photos", "--recipe", "demo"]
+    assert main(argv) == code
+    error = capsys.readouterr().err
+    assert f"stopped by {number.name} after step 3 of 10" in error
+    assert shlex.split(error.splitlines()[-1]) == ["snclr", *argv]
+    assert main(["knn", "run", "--no-cache"]) == code
+    assert "features were not cached" in capsys.readouterr().err
+    assert main(["pretrain", "--data=x", "--out", "my run", "--overwrite", "--json"]) == code
+    captured = capsys.readouterr()
+    assert shlex.split(captured.err.splitlines()[-1]) == ["snclr", "pretrain", "--resume", "--out", "my run"]
+    assert json.loads(captured.out) == {
+        "complete": False, "stopped_by": number.name, "exit_code": code, "step": 3, "total_steps": 10
+    }  # fmt: skip
+
+
+def test_only_settings_that_were_given_are_passed_on(monkeypatch):
+    given = program.parse(["pretrain", "--data", "x", "--epochs", "7", "--no-sincos", "--gamma", "max"]).arguments
+    assert given == {"data": "x", "epochs": 7, "sincos": False, "gamma": "max"}
+
+
+def test_a_flag_wins_over_the_config_file_and_the_file_over_the_recipe(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("recipe: cifar\nepochs: 5\nbatch_size: 32\nout: elsewhere\n")
+    resolved = []
+
+    def launch(config):
+        resolved.append(config)
+        raise UserError("stop here")
+
+    monkeypatch.setattr("snclr.train.pretrain.launch_run", launch)
+    argv = ["pretrain", "--data", "demo", "--out", "run", "--config", str(tmp_path / "config.yaml"), "--epochs", "7"]
+    assert main(argv) == 2
+    (config,) = resolved
+    assert (config.epochs, config.batch_size, config.recipe, config.out) == (7, 32, "cifar", "run")
+
+
+@pytest.mark.parametrize("command", ["pretrain", "plan", "compare", "ablate"])
+def test_commands_with_settings_take_a_config_file(command):
+    assert "--config" in accepted_flags(command)
+
+
+def test_a_closed_pipe_is_not_an_error():
+    process = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m snclr encoders | head -n 1", shell=True, capture_output=True, text=True
+    )
+    assert process.stderr == ""
+    assert process.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "default"),
+    [("knn", "--seed", "0"), ("finetune", "--weight-decay", "0.0"), ("embed", "--workers", "0"),
+     ("pretrain", "--seed", "0"), ("pack", "--seed", "0")],
+)  # fmt: skip
+def test_a_default_of_0_is_shown(command, flag, default, capsys):
+    main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"[default: {default}]" in text.split(f" {flag} ", 1)[1].split(" --", 1)[0]
+    assert "[default: False]" not in text

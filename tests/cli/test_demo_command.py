@@ -1,0 +1,75 @@
+"""`snclr demo` replaces an earlier demo and no other run."""
+
+import signal
+
+import pytest
+import yaml
+
+from snclr.api.demo import demo
+from snclr.checkpoint.run_dir import RunDir
+from snclr.errors import UserError
+from snclr.runtime.stop import StopRequested
+
+
+def write_run(folder, **config):
+    """Write the files of a run that `demo` reads."""
+    with RunDir.create(folder) as run:
+        run.metrics.write_text("{}\n")
+        if config:
+            run.config.write_text(yaml.safe_dump(config))
+    return folder
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Collect the settings of each training, which stops at once."""
+    calls = []
+
+    def stop(**settings):
+        calls.append(settings)
+        raise StopRequested(signal.SIGINT, 0, 1)
+
+    monkeypatch.setattr("snclr.api.pretrain.pretrain", stop)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"recipe": "photos", "data": "my-photos/"},
+        {"recipe": "demo", "data": "my-photos/"},
+        {"recipe": "photos", "data": "demo"},
+    ],
+)
+def test_another_run_is_refused_and_kept(tmp_path, config):
+    run = write_run(tmp_path / "run", **config)
+    before = sorted(path.name for path in run.iterdir())
+    with pytest.raises(UserError, match=r"run holds a run that is not a demo.*--out"):
+        demo(out=run, quiet=True)
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+@pytest.mark.parametrize("text", ["[", None])
+def test_a_run_with_damaged_or_missing_settings_is_not_a_demo(tmp_path, text):
+    run = write_run(tmp_path / "run")
+    if text is not None:
+        (run / "config.yaml").write_text(text)
+    with pytest.raises(UserError):
+        demo(out=run, quiet=True)
+    assert (run / "metrics.jsonl").exists()
+
+
+def test_an_earlier_demo_is_replaced(tmp_path, trained):
+    write_run(tmp_path / "earlier", recipe="demo", data="demo", seed=3)
+    (tmp_path / "empty").mkdir()
+    RunDir.create(tmp_path / "killed").close()  # a demo killed before it wrote anything
+    for name in ("earlier", "new", "empty", "killed"):
+        with pytest.raises(StopRequested):
+            demo(out=tmp_path / name, quiet=True)
+    assert [settings["overwrite"] for settings in trained] == [True, False, False, False]
+
+
+def test_without_overwrite_an_earlier_demo_is_refused(tmp_path):
+    run = write_run(tmp_path / "run", recipe="demo", data="demo")
+    with pytest.raises(UserError, match="already contains a run"):
+        demo(out=run, overwrite=False, quiet=True)

@@ -1,0 +1,97 @@
+"""`snclr plan`: its figures match the run that follows."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from snclr.api.pretrain import plan
+from snclr.checkpoint.format import latest_checkpoint
+from snclr.cli.main import main
+from snclr.cli.pretrain import show_plan
+from snclr.errors import UserError
+from tests.helpers import tiny_run
+
+SMALL = {
+    "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
+    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "workers": 0, "accelerator": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture
+def images(tmp_path):
+    return tiny_run.write_images(tmp_path / "images")
+
+
+def test_steps_and_checkpoint_size_match_the_run_that_follows(images, tmp_path, monkeypatch):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    found = plan(steps=2, data=str(images), **SMALL)
+    assert os.listdir(empty) == []  # nothing is written
+    out = tiny_run.train(images, tmp_path / "run")
+    saved = latest_checkpoint(out / "checkpoints", pytest.fail)
+    assert found.steps == saved.step == found.steps_per_epoch * 2
+    assert found.checkpoint_mb == pytest.approx(sum(tensor.nbytes for tensor in saved.tensors.values()) / 1e6, rel=0.01)
+    assert found.images == 49
+    assert found.total_seconds == pytest.approx(found.seconds_per_step * 6)
+    assert found.seconds_per_step > 0
+    assert found.compute_seconds_per_step > 0
+    assert found.peak_mb > 50
+
+
+def test_queue_age_and_share_of_the_own_class(images):
+    queue = plan(steps=1, data=str(images), **SMALL).queue
+    assert queue.epochs_of_life == pytest.approx(40 / 49)
+    assert queue.same_class == pytest.approx(40 * (16**2 + 16**2 + 17**2) / 49**2)
+    assert queue.mb == pytest.approx(40 * 16 * 4 / 1e6, abs=1e-3)
+    both = plan(steps=1, data=str(images), **SMALL, push="both").queue
+    assert both.epochs_of_life == pytest.approx(40 / 98)
+    small = {name: value for name, value in SMALL.items() if name not in ("neighbors", "queue_length")}
+    assert plan(steps=1, data=str(images), method="byol", **small).queue is None
+
+
+def test_a_queue_that_is_too_long_or_too_short_is_warned_about(images, capsys):
+    show_plan(plan(steps=1, data=str(images), **{**SMALL, "queue_length": 200}))
+    text = capsys.readouterr().out
+    assert "holds every image 4.1 times" in text
+    assert "--queue-length 49" in text
+    show_plan(plan(steps=1, data=str(images), **{**SMALL, "queue_length": 20, "neighbors": 12}))
+    text = capsys.readouterr().out
+    assert "At most about 7 of K = 12 neighbors" in text
+    assert "holds every image" not in text
+
+
+def test_with_several_processes_one_rank_is_measured(images, capsys):
+    found = plan(steps=1, data=str(images), **SMALL, devices="2")
+    assert found.processes == 2
+    show_plan(found)
+    assert "(rank 0 of 2, 8 images)" in capsys.readouterr().out
+    assert found.steps_per_epoch == 3
+    with pytest.raises(UserError, match="is not divisible by 3 ranks; the nearest that is: 15"):
+        plan(steps=1, data=str(images), **SMALL, devices="3")
+
+
+def test_the_command_prints_text_or_json(images, capsys):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    assert main(["plan", f"--data={images}", "--steps=1", "--json", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["batch_size"] == 16
+    assert main(["plan", f"--data={images}", "--steps=1", *flags]) == 0
+    assert "a feature stays for 0.82 epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan"], "data is missing: give --data"),
+        (["plan", "--data=nowhere-at-all"], "nowhere-at-all"),
+        (["plan", "--data=demo", "--recipe=demo", "--steps=0"], "--steps must be at least 1, not 0"),
+    ],
+)
+def test_bad_input_is_reported(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,130 @@
+"""The command line with a fault on one rank; run by torchrun or `tests.distributed.ranks.run`.
+
+usage: fault_worker.py slow SECONDS ARGUMENTS …      rank 0 is slow to open the dataset
+       fault_worker.py stuck STEP ARGUMENTS …        rank 1 never gets the batch of that step
+       fault_worker.py apart FOLDER ARGUMENTS …      rank 1 works in another folder, and sees no run or another one
+       fault_worker.py killed N ARGUMENTS …          rank 0 is killed in its N-th checkpoint
+       fault_worker.py hang SECONDS ARGUMENTS …      rank 1 hangs in an evaluation with that timeout
+       fault_worker.py agent 0 ARGUMENTS …           the torchrun agent is killed during an evaluation
+       fault_worker.py unreadable N ARGUMENTS …      rank 1 cannot read its N-th image
+       fault_worker.py waiting N ARGUMENTS …         rank 1 waits for its N-th image and receives SIGTERM
+       fault_worker.py opening 0 ARGUMENTS …         rank 1 receives SIGTERM while it opens its dataset
+"""
+
+import itertools
+import os
+import signal
+import sys
+import time
+
+from snclr.cli.main import main
+from snclr.data.datasets.base import FileDataset
+from snclr.data.loader import ViewLoader
+from snclr.distributed import launch
+from snclr.errors import UserError
+from snclr.evaluation import session
+from snclr.train import pretrain, trainer
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def open_slowly(seconds: float) -> None:
+    inner = pretrain.open_dataset
+
+    def open_dataset(*args, **kwargs):
+        time.sleep(seconds)
+        return inner(*args, **kwargs)
+
+    pretrain.open_dataset = open_dataset
+
+
+def stick_at(step: int) -> None:
+    inner = ViewLoader.batches
+
+    def batches(self, *args):
+        for batch in inner(self, *args):
+            if batch.step == step:
+                time.sleep(600)
+            yield batch
+
+    ViewLoader.batches = batches
+
+
+def die_saving(checkpoint: int) -> None:
+    inner, count = trainer.save_checkpoint, itertools.count(1)
+
+    def save_checkpoint(*args, **kwargs):
+        if next(count) == checkpoint:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(*args, **kwargs)
+
+    trainer.save_checkpoint = save_checkpoint
+
+
+def hang_in_evaluation() -> None:
+    def hang(*args, **kwargs):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(600)
+
+    session.extract_features = hang
+
+
+def kill_agent() -> None:
+    """Rank 0 kills the torchrun agent while both ranks evaluate."""
+    inner = session.extract_features
+
+    def extract_features(*args, **kwargs):
+        if RANK == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1)
+        return inner(*args, **kwargs)
+
+    session.extract_features = extract_features
+
+
+def fail_at(image: int, *, waiting: bool) -> None:
+    """Treat the images as remote; the network fails at the N-th image."""
+    inner, count = FileDataset.load, itertools.count(1)
+
+    def load(self, *args, **kwargs):
+        if next(count) == image:
+            if not waiting:
+                raise UserError("the network is away")
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            time.sleep(600)
+        return inner(self, *args, **kwargs)
+
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    FileDataset.load, FileDataset.remote = load, True
+
+
+def open_never() -> None:
+    def open_splits(*args, **kwargs):
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        time.sleep(600)
+
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    session.open_splits = open_splits
+
+
+if __name__ == "__main__":
+    what, value = sys.argv[1:3]
+    if what == "killed" and RANK == 0:
+        die_saving(int(value))
+    if what == "hang":
+        launch.launch.__kwdefaults__["timeout"] = float(value)
+        if RANK == 1:
+            hang_in_evaluation()
+    if what == "agent":
+        kill_agent()
+    if what in ("unreadable", "waiting") and RANK == 1:
+        fail_at(int(value), waiting=what == "waiting")
+    if what == "opening" and RANK == 1:
+        open_never()
+    if what == "slow" and RANK == 0:
+        open_slowly(float(value))
+    if what == "stuck" and RANK == 1:
+        stick_at(int(value))
+    if what == "apart" and RANK == 1:
+        os.chdir(value)
+    sys.exit(main(sys.argv[3:]))

@@ -1,0 +1,46 @@
+"""Run on several ranks with a timeout of 3 s: one rank is late for a long barrier, dies or hangs; rank 0 prints."""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from snclr.distributed.collectives import create_long_group, destroy_process_groups, long_barrier, name_missing_ranks
+from snclr.errors import UserError
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+    create_long_group()
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    began = time.monotonic()
+    try:
+        with name_missing_ranks():
+            match sys.argv[1]:
+                case "late":
+                    if rank == last:
+                        time.sleep(6)
+                    long_barrier()
+                case "dead":
+                    if rank == last:
+                        os._exit(0)
+                    long_barrier()
+                case "stopped":  # a rank that does not reach an ordinary collective
+                    if rank == int(sys.argv[2]):
+                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                        time.sleep(60)
+                        os._exit(1)
+                    dist.all_reduce(torch.ones(1))
+                case "bug":  # an error of one rank alone is not blamed on the others
+                    if rank == last:
+                        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+                    long_barrier()
+        print(f"rank {rank} done after {time.monotonic() - began:.0f} s", flush=True)
+    except UserError as error:
+        print(f"rank {rank}: {error}", flush=True)
+    except RuntimeError as error:
+        print(f"rank {rank} raised {error}", flush=True)
+    destroy_process_groups()

@@ -1,0 +1,259 @@
+"""All methods in the same training loop: parts, gradients, learning and resuming."""
+
+import copy
+import shutil
+import sys
+import typing
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from snclr.api.retrieval import explain
+from snclr.checkpoint.format import latest_checkpoint
+from snclr.data.datasets.base import ArrayDataset
+from snclr.data.datasets.demo import open_demo
+from snclr.data.loader import ViewLoader
+from snclr.data.transforms.views import eval_view, normalize
+from snclr.errors import UserError
+from snclr.methods.config import METHODS, MethodName
+from snclr.runtime.settings import describe
+from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.config import resolve, settings_for_method
+from snclr.train.metrics import read_metrics
+from snclr.train.optim import build_optimizer
+from snclr.train.pretrain import pretrain
+from snclr.train.run_loader import load_method
+
+SMALL = {
+    "recipe": "demo", "image_size": 16, "hidden": 32, "dim": 16, "neighbors": 4, "queue_length": 40, "prototypes": 12,
+}  # fmt: skip
+
+
+def small(name, **settings):
+    config = resolve(settings_for_method(name, {**SMALL, "method": name, **settings}))
+    return build_method(config, encoder_spec(config), classes=5)
+
+
+def batch(seed, count=8, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    views = [torch.randn(count, 3, 16, 16, generator=generator).to(dtype) for _ in range(2)]
+    return views, torch.arange(count) + count * seed, torch.arange(count) % 5
+
+
+def step(method, seed=0, epoch=0, dtype=torch.float32):
+    views, ids, labels = batch(seed, dtype=dtype)
+    output = method(views, ids, epoch=epoch, labels=labels)
+    output.loss.backward()
+    return output
+
+
+def test_every_method_is_registered():
+    assert tuple(METHODS) == typing.get_args(MethodName)
+    for config in METHODS.values():
+        config()  # the defaults are valid
+        assert all(describe(config)[name].help for name in config.setting_names())
+        assert "(" in config.paper() or config.needs_labels
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_what_the_trainer_uses(name):
+    method = small(name)
+    assert method.encoders[0] is method.encoder
+    start = method.encoder.state_dict()
+    for momentum in method.encoders[1:]:
+        assert all(torch.equal(value, start[key]) for key, value in momentum.state_dict().items())
+        assert not any(p.requires_grad for p in momentum.parameters())
+    for number in range(2):
+        output = step(method, number, epoch=number)
+        assert output.loss.shape == ()
+        assert output.features.shape[0] == 8
+        assert not output.features.requires_grad
+        torch.testing.assert_close(output.features.norm(dim=1), torch.ones(8))
+        missing = [key for key, p in method.named_parameters() if p.requires_grad and p.grad is None]
+        assert not missing  # DDP would wait for them
+        method.after_step(number, 10)
+    if method.queue is not None:
+        assert len(method.queue) == 16
+    method.eval()
+    with torch.no_grad():
+        keys = method.target_network(batch(0)[0][0])
+    assert keys.shape[0] == 8
+    assert small(name).state_dict().keys() == method.state_dict().keys()
+
+
+@pytest.mark.parametrize("times_2tau", [False, True])
+def test_mocov3_equals_snclr_without_neighbors(times_2tau):
+    same = {"projector_layers": 3, "final_bn": True, "temperature": 0.3, "times_2tau": times_2tau}
+    soft = small("snclr", sides="neither", momentum_schedule="cosine", **same).double()
+    plain = small("mocov3", **same).double()
+    assert all(torch.equal(value, soft.state_dict()[name]) for name, value in plain.state_dict().items())
+    for number in range(3):  # several steps, to include the EMA updates
+        first, second = step(soft, number, dtype=torch.float64), step(plain, number, dtype=torch.float64)
+        assert float(first.loss.detach()) == pytest.approx(float(second.loss.detach()), rel=1e-13)
+        gradients = dict(plain.named_parameters())
+        for name, parameter in soft.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, gradients[name].grad, rtol=1e-9, atol=1e-12)
+        for method in (soft, plain):
+            with torch.no_grad():
+                for parameter in method.parameters():
+                    if parameter.grad is not None:
+                        parameter -= 0.1 * parameter.grad
+                        parameter.grad = None
+            method.after_step(number, 10)
+    with torch.no_grad():  # neighbors change the loss
+        views, ids, _ = batch(7, dtype=torch.float64)
+        object.__setattr__(soft.criterion.config, "sides", "both")
+        assert abs(float(soft(views, ids, epoch=0).loss - plain(views, ids, epoch=0).loss)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["swav", "dino"])
+def test_prototypes_are_frozen_in_the_first_epoch(name):
+    method = small(name)
+    step(method, epoch=0)
+    assert float(method.prototypes.weight.grad.abs().sum()) == 0
+    step(method, epoch=1)
+    assert float(method.prototypes.weight.grad.abs().sum()) > 0
+
+
+def test_supervised_needs_labels_of_two_classes():
+    config = resolve({"recipe": "demo", "method": "supervised", "data": "my-photos"})
+    with pytest.raises(UserError, match="my-photos has none"):
+        build_method(config, encoder_spec(config))
+    with pytest.raises(UserError, match="two or more"):
+        build_method(config, encoder_spec(config), classes=1)
+    views, ids, _ = batch(0)
+    with pytest.raises(UserError, match="labels"):
+        small("supervised")(views, ids, epoch=0)
+
+
+_audit_events: list[str] = []
+_auditing = False
+
+
+def _audit(event, arguments):
+    if _auditing and (event.startswith("socket.") or event in ("_thread.start_new_thread", "subprocess.Popen")):
+        _audit_events.append(event)
+
+
+def test_lightly_opens_no_connection_and_starts_no_thread():
+    global _auditing
+    before = set(sys.modules)
+    loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "lightly"}
+    sys.addaudithook(_audit)
+    _auditing = True
+    try:
+        for name in METHODS:
+            step(small(name))
+    finally:
+        _auditing = False
+        sys.modules.update(loaded)
+    assert "lightly" in sys.modules
+    assert _audit_events == []
+    assert not {"pytorch_lightning", "hydra"} & (set(sys.modules) - before)  # installed with lightly, not imported
+
+
+SIDE, BATCH, EPOCHS = 16, 64, 4
+LR = {"swav": 0.01}  # its paper's learning rate is also higher; with less it stays at chance for longer
+
+
+@pytest.fixture(scope="module")
+def demo_images():
+    """Return 2,048 demo images to train on, and all test images with their labels."""
+    train, test = open_demo("train"), open_demo("test")
+    dataset = ArrayDataset("subset", train.images[:2048], train.labels[:2048], train.classes)
+    test_images = normalize(np.stack([eval_view(image, SIDE) for image in test.images]))
+    return dataset, test_images, torch.from_numpy(test.labels)
+
+
+def knn(encoder, images, labels):
+    """Return the leave-one-out top-1 of ten nearest neighbors.
+
+    Batch norms use the statistics of these images: running statistics alone, without learning, gain three points.
+    """
+    with torch.no_grad():
+        features = F.normalize(copy.deepcopy(encoder).train()(images), dim=1)
+    similarity = (features @ features.T).fill_diagonal_(-2)
+    return float((labels[similarity.topk(10, dim=1).indices].mode(dim=1).values == labels).float().mean())
+
+
+def train_briefly(name, demo_images, seed=0):
+    """Return kNN top-1 before and after 128 steps, and the mean loss of each epoch."""
+    dataset, test_images, labels = demo_images
+    settings = {
+        **SMALL, "method": name, "image_size": SIDE, "hidden": 128, "dim": 64, "prototypes": 16, "batch_size": BATCH,
+        "epochs": EPOCHS, "momentum": 0.99, "temperature": 0.1, "teacher_temperature": 0.04, "seed": seed,
+    }  # fmt: skip
+    config = resolve(settings_for_method(name, settings))
+    method = build_method(config, encoder_spec(config), classes=5)
+    optimizer = build_optimizer("adamw", method.named_parameters(), lr=LR.get(name, 0.003), weight_decay=0.01)
+    loader = ViewLoader(
+        dataset, views=view_groups(config), image_size=SIDE, batch_size=BATCH, seed=seed, workers=0, rank=0,
+        world_size=1, device=torch.device("cpu"), max_bad_share=0.1,
+    )  # fmt: skip
+    before, losses = knn(method.encoder, test_images, labels), []
+    total = EPOCHS * loader.steps_per_epoch
+    for part in loader.batches(0, total):
+        output = method(part.views, part.ids, epoch=part.epoch, labels=part.labels)
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        method.after_step(part.step, total)
+        losses.append(float(output.loss.detach()))
+    return before, knn(method.encoder, test_images, labels), np.reshape(losses, (EPOCHS, -1)).mean(axis=1).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_from_images(name, demo_images):
+    before, after, losses = train_briefly(name, demo_images)
+    first = 1 if name == "mocov2" else 0  # its loss is 0 until the queue has negatives
+    assert losses[-1] < losses[first], losses
+    assert after > before + 0.01, (before, after)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for i in range(16):
+        (folder / f"class{i % 2}").mkdir(exist_ok=True)
+        pixels = generator.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"class{i % 2}" / f"{i}.png")
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, images, tmp_path):
+    settings = {
+        **SMALL, "method": name, "encoder": "resnet10-tiny", "batch_size": 8, "epochs": 2, "warmup_epochs": 1,
+        "queue_length": 20, "prototypes": 6, "log_every": 1, "workers": 0, "accelerator": "cpu", "threads": 1,
+        "checkpoint_every": 1, "keep_checkpoints": 9,
+    }  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    pretrain(quiet=True, data=images, out=str(whole), **settings_for_method(name, settings))
+    shutil.copytree(whole, cut)
+    for later in sorted((cut / "checkpoints").glob("step-*"))[1:]:
+        shutil.rmtree(later)
+    (cut / "encoder.safetensors").unlink()
+    result = pretrain(quiet=True, out=str(cut), resume=True)
+    assert result.step == result.total_steps
+    expected, resumed = (latest_checkpoint(run / "checkpoints", warn=pytest.fail) for run in (whole, cut))
+    assert resumed.step == expected.step == 4
+    assert resumed.tensors.keys() == expected.tensors.keys()
+    for key, value in expected.tensors.items():
+        assert torch.equal(resumed.tensors[key], value), key
+    lines = [[{**line, "timing": None} for line in read_metrics(run)] for run in (whole, cut)]
+    assert lines[0] == lines[1]
+    assert (cut / "encoder.safetensors").read_bytes() == (whole / "encoder.safetensors").read_bytes()
+    method, config, _ = load_method(cut)
+    assert config.method == name
+    assert all(torch.equal(value, resumed.tensors[f"method/{key}"]) for key, value in method.state_dict().items())
+    if name != "snclr":
+        with pytest.raises(UserError, match=f"method='{name}'"):
+            pretrain(quiet=True, out=str(cut), resume=True, method="snclr")
+        with pytest.raises(UserError, match="explain needs a run of --method snclr"):
+            explain(cut, "any.png")

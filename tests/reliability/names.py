@@ -1,0 +1,69 @@
+"""Promise 13: the names of a person's files cannot harm the page about a run on them."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.helpers.chromium import find_chromium, open_tab
+from tests.helpers.visit import hostile, requests, use
+from tests.reliability.harness import SETTINGS, Workshop
+
+_ADDRESS = "http://127.0.0.1:9"  # nobody listens there, and nobody may ask
+_PIECES = "<>\"'`&;:=(){}[]$%#!\\\n\t\x1b\u202e\u2028é猫 "
+
+
+def hostile_names(shop: Workshop, seed: int) -> None:
+    """A run on images of such names, in folders of such names, under such a name; its page in a real browser."""
+    if find_chromium() is None:
+        pytest.skip("no Chromium is installed (apt-get install chromium)")
+    random_ = random.Random(seed)
+    names = hostile(_ADDRESS)
+    random_.shuffle(names)
+    images = _write(shop.place(f"data{_one_part(names[0])}"), names, random_)
+    out = shop.place("named") / _one_part(names[1])
+    settings: dict[str, Any] = {**SETTINGS, "epochs": 1, "warmup-epochs": 0}
+    shop.snclr("pretrain", f"--data={images}", f"--out={out}", *(f"--{k}={v}" for k, v in settings.items())).ends_with(
+        0
+    )
+    shop.snclr("knn", out).ends_with(0)  # the page shows results with their data
+    shop.snclr("report", out).ends_with(0)
+    with tempfile.TemporaryDirectory() as profile, open_tab(Path(profile)) as tab:
+        tab.open((out / "report.html").as_uri())
+        use(tab)
+        assert tab.run("document.querySelector('h1').textContent").strip(), "the page is empty"
+        assert tab.run("document.querySelectorAll('.map circle').length") > 20, "the images are not shown"
+        assert tab.run("typeof window.canary") == "undefined"
+        assert tab.run("document.querySelectorAll('iframe,object,embed,base,video,link[rel=stylesheet]').length") == 0
+        assert tab.run("document.querySelectorAll('script').length") == 3
+        assert requests(tab) == []
+        assert tab.events_of("Runtime.exceptionThrown") == []
+        assert tab.events_of("Log.entryAdded") == []
+
+
+def _write(folder: Path, names: list[str], random_: random.Random) -> Path:
+    """Two classes, two images for each name, one of them with random signs about it, and a file that is no image."""
+    pixels = np.random.default_rng(0)
+    for number, name in enumerate(names * 2):
+        noise = "".join(random_.choices(_PIECES, k=12)) if number >= len(names) else ""
+        # A slash in a name makes folders of it, which the page's key puts together again.
+        path = (
+            folder
+            / _one_part(names[3 + number % 2])
+            / f"{number}{name[: len(name) // 2]}{noise}{name[len(name) // 2 :]}.png"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(path)
+    (folder / f"{_one_part(names[2])}.png").write_bytes(b"not an image")
+    return folder
+
+
+def _one_part(name: str) -> str:
+    """The name with no slash in it, and not too long to be a file's."""
+    return name.replace("/", "\u2215")[:80]

@@ -1,0 +1,301 @@
+"""The promises about several processes (3, and parts of 1, 4, 5, 6, 11 and 12), with torchrun and gloo on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from snclr.train.metrics import read_metrics
+from tests.reliability import inject
+from tests.reliability.harness import (
+    CHECKPOINT_EVERY,
+    HANG_SECONDS,
+    SETTINGS,
+    STEPS,
+    Workshop,
+    assert_same_end,
+    last_step,
+    newest,
+    setting_flags,
+)
+from tests.reliability.zygote import ALONE, ROOT
+
+RANKS = 2
+STOPS = list(itertools.product(("agent", "group"), (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)))
+ORPHAN_SECONDS = 10.0
+TIMEOUT_SECONDS = 20
+"""Less, and a busy machine alone would make a process look dead."""
+
+
+class Job:
+    """A run under torchrun: the agent (`agent.pid`, which also names the process group) and its ranks."""
+
+    def __init__(
+        self, shop: Workshop, out: Path, *flags: str, restarts: int = 0, workers: int = 0,
+        faults: list[dict[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.out = out
+        self.notes = shop.place("ranks")
+        self.notes.mkdir()
+        self.log = self.notes / "output.txt"
+        launcher = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={RANKS}",
+            f"--max-restarts={restarts}",
+        ]
+        noted = [{**fault, "notes": str(self.notes)} if "notes" in fault else fault for fault in faults or []]
+        worker = [str(Path(__file__).parent / "rank_worker.py"), str(self.notes), str(out), json.dumps(noted)]
+        command = ["pretrain", "--resume", *setting_flags(*flags, data=shop.images, out=out, workers=workers)]
+        with open(self.log, "wb") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, *launcher, *worker, *command],
+                stdout=log, stderr=log, cwd=ROOT, env=ALONE, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def pid(self, rank: int, restart: int = 0) -> int:
+        """A rank's process id."""
+        return int((self.notes / f"{restart}-{rank}.pid").read_text())
+
+    def codes(self) -> dict[str, str]:
+        """Exit codes of the ranks that came to an end by themselves."""
+        return {path.stem: path.read_text() for path in self.notes.glob("*.code")}
+
+    def began(self) -> list[int]:
+        """After which step the attempts that found a checkpoint went on, as the run itself said."""
+        return [int(step) for step in re.findall(rf"resuming after step (\d+) of {STEPS}\b", self.output)]
+
+    def done_before(self, restart: int) -> int:
+        """How many steps the attempts before that one had done when it began."""
+        return int((self.notes / f"{restart}-0.done").read_text())
+
+    def reach(self, step: int) -> None:
+        """Wait until that step is in the metrics."""
+        deadline = time.monotonic() + HANG_SECONDS
+        while last_step(self.out) < step:
+            assert self.agent.poll() is None, f"it ended before step {step}:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"step {step} was not reached:\n{self.output[-3000:]}"
+            time.sleep(0.01)
+
+    def wait(self, seconds: float = HANG_SECONDS) -> int:
+        """The agent's exit code."""
+        try:
+            return self.agent.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds:.0f} s:\n{self.output[-3000:]}") from None
+
+    def living(self) -> list[int]:
+        """The ranks' processes that are there."""
+        pids = [int(path.read_text()) for path in self.notes.glob("*.pid")]
+        return [pid for pid in pids if _alive(pid)]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing running, whatever the trial found."""
+        for pid in self.living():
+            os.kill(pid, signal.SIGKILL)
+        if self.agent.poll() is None:
+            os.killpg(self.agent.pid, signal.SIGKILL)
+        self.agent.wait()
+
+
+def undisturbed(shop: Workshop) -> Path:
+    """The run on two processes that nothing happened to; made once."""
+    if "ranks" not in shop.kept:
+        out = shop.place("undisturbed-ranks")
+        _finish(shop, out)
+        shop.kept["ranks"] = out
+    return shop.kept["ranks"]
+
+
+def repeat_ranks(shop: Workshop, seed: int) -> None:
+    """The same command on two processes, with 0 or 2 loader workers each, gives the same run."""
+    out = shop.place()
+    _finish(shop, out, workers=2 * (seed % 2))
+    _compare(shop, out)
+
+
+def rank_killed(shop: Workshop, seed: int) -> None:
+    """Kill -9 of one rank: torchrun starts all anew, at most a checkpoint interval is lost, and the end is the same."""
+    out = shop.place()
+    with Job(shop, out, restarts=3, faults=_slow()) as job:
+        step = 1 + random.Random(seed).randrange(STEPS - 3)
+        job.reach(step)
+        os.kill(job.pid(seed % RANKS), signal.SIGKILL)
+        assert job.wait() == 0, job.output[-3000:]
+        attempts = sorted(path.stem for path in job.notes.glob("*-0.pid"))
+        assert attempts == ["0-0", "1-0"], f"started {len(attempts)} times:\n{job.output[-3000:]}"
+        done, went_on = job.done_before(1), job.began()
+        assert step <= done < STEPS, (step, done)
+        assert len(went_on) <= 1, went_on
+        assert done - sum(went_on) <= CHECKPOINT_EVERY, (done, went_on)  # none: a start from nothing
+    _compare(shop, out)
+
+
+def agent_killed(shop: Workshop, seed: int) -> None:
+    """Kill -9 of the agent: its ranks end within 10 s, having saved, and the run goes on by --resume."""
+    out = shop.place()
+    with Job(shop, out, workers=2 * (seed % 2), faults=_slow()) as job:
+        job.reach(2 + seed % 7)
+        before = last_step(out)
+        os.kill(job.agent.pid, signal.SIGKILL)
+        job.wait()
+        deadline = time.monotonic() + (ORPHAN_SECONDS if shop.strict else HANG_SECONDS)
+        while left := job.living():
+            assert time.monotonic() < deadline, f"orphans live on: {left}\n{job.output[-2000:]}"
+            time.sleep(0.05)
+        kept = newest(out)
+        assert kept is not None, job.output[-3000:]
+        assert before <= kept.step == last_step(out) < STEPS, (before, kept.step, last_step(out))
+        assert job.codes() == {f"0-{rank}": "143" for rank in range(RANKS)}, (job.codes(), job.output[-3000:])
+    _go_on(shop, out)
+
+
+def stop_ranks(shop: Workshop, seed: int) -> None:
+    """A signal to the agent, or to all at once: a checkpoint of the step they stopped at, and the same end."""
+    whom, number = STOPS[seed % len(STOPS)]
+    out = shop.place()
+    with Job(shop, out, workers=2 * (seed // len(STOPS) % 2), faults=_slow()) as job:
+        job.reach(3 + seed % 5)
+        before, began = last_step(out), time.monotonic()
+        (os.killpg if whom == "group" else os.kill)(job.agent.pid, number)
+        job.wait()
+        while job.living():  # an agent that the signal ended itself leaves its ranks to end alone
+            assert time.monotonic() - began < HANG_SECONDS, job.output[-3000:]
+            time.sleep(0.05)
+        assert not shop.strict or time.monotonic() - began <= 25, f"{time.monotonic() - began:.0f} s to the end"
+        allowed = {"143", "130"} if number == signal.SIGINT else {"143"}
+        assert set(job.codes().values()) <= allowed, (job.codes(), job.output[-3000:])
+        assert len(job.codes()) == RANKS, (job.codes(), job.output[-3000:])
+        kept = newest(out)
+        assert kept is not None
+        assert before <= kept.step == last_step(out) < STEPS, (before, kept.step, last_step(out))
+    _finish(shop, out)
+    _compare(shop, out)
+
+
+def resized(shop: Workshop, seed: int) -> None:
+    """Begun on two processes, killed, gone on with one, killed, ended on two: each step had the same images."""
+    out = shop.place()
+    with Job(shop, out, faults=[{"name": "kill_at", "point": "before rename", "nth": 2}]) as job:
+        assert job.wait() != 0
+    kept = newest(out)
+    assert kept is not None
+    assert kept.step == CHECKPOINT_EVERY, kept.step
+    alone = shop.pretrain(out, "--resume", faults=[{"name": "kill_at", "point": "before rename", "nth": 1 + seed % 2}])
+    assert alone.wait() == -signal.SIGKILL, alone.output
+    assert f"resuming after step {CHECKPOINT_EVERY} of {STEPS}" in alone.output, alone.output
+    _finish(shop, out)
+    ends = [newest(path) for path in (out, shop.undisturbed())]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    for name, value in ends[1].tensors.items():
+        if not value.is_floating_point():  # ids, ages and counters of the queue
+            assert ends[0].tensors[name].equal(value), name
+    assert ends[0].info["skipped"] == ends[1].info["skipped"]
+    losses = [[line["loss"] for line in read_metrics(path)] for path in (out, shop.undisturbed())]
+    assert len(losses[0]) == len(losses[1]) == STEPS
+    for here, there in zip(*losses, strict=True):
+        assert abs(here - there) <= 1e-3 * abs(there), losses
+    shutil.rmtree(out)
+
+
+def nonfinite(shop: Workshop, seed: int) -> None:
+    """A loss (even seeds) or the gradient of a finite one is not finite on one rank: all stop before the update.
+
+    What is written down are the images of that very step; the parameters and the queue that every process has at its
+    end are those of the checkpoint before it. The run can go on unharmed.
+    """
+    what, rank, step = ("loss", "gradient")[seed % 2], seed // 2 % RANKS, 4 + seed % 5
+    value = ("nan", "inf")[seed // 4 % 2]
+    out = shop.place()
+    fault = {"name": "not_finite", "what": what, "step": step, "rank": rank, "value": value, "notes": ""}
+    with Job(shop, out, "--checkpoint-every=1", faults=[fault]) as job:
+        assert job.wait() != 0, job.output[-3000:]
+        assert not job.living()
+        # A gradient is the mean over all processes: nobody can say whose it was.
+        where = f" on rank {rank}" if what == "loss" else ""
+        assert f"step {step}: the {what} is not finite{where}; nothing was updated" in job.output, job.output[-3000:]
+        images = [json.loads((job.notes / f"{n}.ids").read_text()) for n in range(RANKS)]
+        weights = [(job.notes / f"{n}.weights").read_text() for n in range(RANKS)]
+    guilty = [rank] if what == "loss" else list(range(RANKS))
+    record = json.loads((out / "nonfinite.json").read_text())
+    assert record["step"] == step
+    assert record["ranks"] == guilty
+    assert math.isfinite(float(record["loss"])) == (what == "gradient"), record
+    assert not math.isfinite(float(record["gradient_norm"])), record
+    assert record["ids"] == [image for n in guilty for image in images[n]], (record, images)
+    assert len({image for part in images for image in part}) == SETTINGS["batch-size"], images
+    kept = newest(out)
+    assert kept is not None
+    assert kept.step == step == last_step(out), (kept.step, last_step(out))
+    assert weights == [inject.weights_digest(kept.tensors)] * RANKS, "a process had updated its parameters"
+    (out / "nonfinite.json").unlink()
+    _go_on(shop, out)
+
+
+def stopped(shop: Workshop, seed: int) -> None:
+    """A rank that hangs (SIGSTOP) ends the job in the set time, and is named."""
+    rank, out = seed % RANKS, shop.place()
+    with Job(shop, out, f"--timeout={TIMEOUT_SECONDS}", faults=_slow()) as job:
+        job.reach(2)
+        os.kill(job.pid(rank), signal.SIGSTOP)
+        began = time.monotonic()
+        other = job.pid(1 - rank)
+        while _alive(other):
+            assert time.monotonic() - began < HANG_SECONDS, job.output[-3000:]
+            time.sleep(0.05)
+        assert not shop.strict or time.monotonic() - began < TIMEOUT_SECONDS + 15, "late"
+        assert job.wait() != 0
+        assert f"Ranks that do not respond: {rank}." in job.output, job.output[-3000:]
+    _go_on(shop, out)
+
+
+def _slow() -> list[dict[str, Any]]:
+    return [{"name": "slow_steps", "seconds": 0.1}]
+
+
+def _finish(shop: Workshop, out: Path, workers: int = 0) -> None:
+    with Job(shop, out, workers=workers) as job:
+        assert job.wait() == 0, job.output[-3000:]
+
+
+def _go_on(shop: Workshop, out: Path) -> None:
+    """In a soak, end the run and compare it; the short tests have trials of that kind already."""
+    if shop.strict:
+        _finish(shop, out)
+        _compare(shop, out)
+
+
+def _compare(shop: Workshop, out: Path) -> None:
+    assert_same_end(out, undisturbed(shop))
+    shutil.rmtree(out)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process is there; a zombie that nobody has reaped is not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snclr.reports.embedding_map import COLORS, TILE, EmbeddingMap, map_view, project
+from snclr.reports.text import visible
+from tests.helpers.report_page import HOSTILE
+
+
+def a_map(classes: list[str | None] | None, count: int | None = None, *, tiles: bool = True) -> EmbeddingMap:
+    n = len(classes) if classes is not None else count or 5
+    points = np.random.default_rng(0).normal(size=(n, 2)) * [4.0, 1.0]
+    thumbnails = np.zeros((n, TILE, TILE, 3), np.uint8) if tiles else None
+    return EmbeddingMap(points, [f"image {i}" for i in range(n)], classes, thumbnails, "protocol")
+
+
+@given(st.integers(3, 40), st.integers(2, 12), st.integers(0, 9))
+def test_the_projection_is_pca(rows: int, width: int, seed: int) -> None:
+    features = np.random.default_rng(seed).normal(size=(rows, width)) * np.arange(1, width + 1)
+    points, shares = project(features)
+    centered = features - features.mean(axis=0)
+    left, values, _ = np.linalg.svd(centered, full_matrices=False)
+    expected = left[:, :2] * values[:2]
+    for axis in range(2):
+        sign = np.sign(expected[:, axis] @ points[:, axis])
+        assert points[:, axis] == pytest.approx(sign * expected[:, axis], abs=1e-6)
+    assert shares == pytest.approx(tuple(values[:2] ** 2 / (values**2).sum()))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_largest_weight_of_a_component_is_positive(seed: int) -> None:
+    features = np.random.default_rng(seed).normal(size=(60, 5)) * [1, 2, 3, 4, 5]
+    axes = np.linalg.pinv(features - features.mean(axis=0)) @ project(features)[0]
+    assert (axes[np.abs(axes).argmax(axis=0), [0, 1]] > 0.1).all()
+
+
+def test_the_projection_is_deterministic_and_independent_of_image_order() -> None:
+    features = np.random.default_rng(1).normal(size=(200, 30)) * np.arange(1, 31)
+    order = np.random.default_rng(2).permutation(200)
+    first, again, mixed = project(features)[0], project(features)[0], project(features[order])[0]
+    assert np.array_equal(first, again)
+    assert mixed == pytest.approx(first[order], abs=1e-8)
+
+
+@pytest.mark.parametrize("features", [np.ones((5, 4)), np.arange(5.0)[:, None], np.zeros((3, 1))])
+def test_features_of_rank_below_two_can_be_projected(features: np.ndarray) -> None:
+    points, shares = project(features)
+    assert points.shape == (len(features), 2)
+    assert np.isfinite(points).all()
+    assert all(0 <= share <= 1 + 1e-12 for share in shares)
+    view = map_view(EmbeddingMap(points, ["k"] * len(features), None, None, ""))
+    assert np.isfinite([dot[:2] for dot in view.dots]).all()
+
+
+def test_dots_keep_the_aspect_ratio_of_the_points() -> None:
+    embedding = a_map(["a", "b"] * 20)
+    dots = np.array([dot[:2] for dot in map_view(embedding).dots])
+    assert (dots >= 10).all()
+    assert (dots <= [990, 610]).all()
+    scale = np.ptp(dots[:, 0]) / np.ptp(embedding.points[:, 0])
+    expected = (embedding.points - embedding.points[0]) * scale * [1, -1] + dots[0]
+    assert dots == pytest.approx(expected, abs=0.3)
+
+
+def test_dots_have_the_colors_of_the_legend() -> None:
+    classes = ["cat", "dog", None, "cat", "ant"]
+    view = map_view(a_map(classes))
+    assert [color for _, _, color, _ in view.dots] == ["c1", "c2", "cn", "c1", "c0"]
+    assert view.legend == [("ant", "c0", 1), ("cat", "c1", 2), ("dog", "c2", 1), ("no class", "cn", 1)]
+    assert view.data["classes"] == classes
+    assert view.data["names"] == [f"image {i}" for i in range(5)]
+
+
+def test_rare_classes_share_a_color() -> None:
+    classes: list[str | None] = [f"class {i:03d}" for i in range(40) for _ in range(1 + (i < COLORS))]
+    view = map_view(a_map(classes))
+    assert len(view.legend) == COLORS + 1
+    assert view.legend[-1] == (f"{40 - COLORS} other classes", "cn", 40 - COLORS)
+    assert [color for _, _, color, _ in view.dots].count("cn") == 40 - COLORS
+
+
+def test_an_unlabeled_map_has_no_legend() -> None:
+    view = map_view(a_map(None, 7, tiles=False))
+    assert [color for _, _, color, _ in view.dots] == ["c0"] * 7
+    assert not view.legend
+    assert view.data["classes"] is None
+    assert view.data["sprite"] is None
+
+
+def test_names_are_made_visible() -> None:
+    points = a_map(list(HOSTILE)).points
+    view = map_view(EmbeddingMap(points, list(HOSTILE), list(HOSTILE), None, ""))
+    assert [title for *_, title in view.dots] == [f"{visible(one)} · {visible(one)}" for one in HOSTILE]
+    assert view.data["names"] == [visible(one) for one in HOSTILE]

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snclr.reports.curves import METRICS
+from snclr.reports.embedding_map import TILE, EmbeddingMap
+from snclr.reports.page import MAX_SKIPPED, Gallery, GalleryImage, Missing, Page, render, render_within
+from snclr.reports.text import visible
+from snclr.reports.thumbnails import thumbnail_uri
+from tests.helpers.report_page import HOSTILE, ParsedPage
+
+LINES = [
+    {"step": 10 * n, "epoch": n / 2, "loss": 5.0 - n / 10, "lr": 0.1, "spread": 0.9, "effective_rank": 12.0 + n,
+     "same_class": n / 40, "queue_knn": n / 30, "positiveness_entropy": 0.9, "neighbor_age": float(n)}
+    for n in range(1, 21)
+]  # fmt: skip
+IMAGE_URI = thumbnail_uri(np.zeros((8, 8, 3), np.uint8), 128)
+
+
+def page(names: list[str], **changes: Any) -> Page:
+    """A full page in which every name is one of `names`."""
+    some = [names[n % len(names)] for n in range(max(6, len(names)))]
+    near = [GalleryImage(one, one, IMAGE_URI, 1.0 - n / 10, 0.8, n % 2 == 0) for n, one in enumerate(some[:3])]
+    rows = [(GalleryImage(one, one, IMAGE_URI), near) for one in some] + [(GalleryImage(some[0], None, None), near)]
+    points = np.random.default_rng(0).normal(size=(len(some), 2))
+    tiles = np.random.default_rng(0).integers(0, 256, (len(some), TILE, TILE, 3), dtype=np.uint8)
+    full = Page(
+        names[0], "0.1.0", complete=True, settings={"epochs": 10, **{one: one for one in some}, "data": some[0],
+        "method": some[1], "encoder": some[2], "recipe": some[3]}, records=LINES,
+        results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
+        skipped=[{"index": 0, "key": one, "reason": one} for one in some],
+        gallery=Gallery(rows, some[0], [0.5, None, 0.25]),
+        map=EmbeddingMap(points, some, list(some), tiles, "p"),
+        images=1234, alerts=[some[0]], written="2030-01-02",
+    )  # fmt: skip
+    return replace(full, **changes)
+
+
+def test_hostile_names_add_no_element_and_no_attribute() -> None:
+    harmless = ParsedPage(render(page([f"name {n:02d}" for n in range(len(HOSTILE))])))
+    hostile = ParsedPage(render(page(HOSTILE)))
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
+    assert [sorted(attributes) for _, attributes in hostile.elements] == [sorted(a) for _, a in harmless.elements]
+    for one in HOSTILE:
+        assert visible(one) in hostile.text()
+
+
+def test_no_attribute_loads_or_runs_anything() -> None:
+    for tag, attributes in ParsedPage(render(page(HOSTILE))).elements:
+        assert tag not in (
+            "iframe",
+            "object",
+            "embed",
+            "base",
+            "form",
+            "audio",
+            "video",
+            "a" if "href" not in attributes else "",
+        )
+        for key, value in attributes.items():
+            assert not key.startswith("on")
+            assert key not in ("style", "srcset", "action", "xlink:href", "background", "ping", "data")
+            if key == "href":
+                assert re.fullmatch(r"#[a-z-]+|data:,", value or "")
+            if key == "src":
+                assert tag == "img"
+                assert re.fullmatch(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=]+", value or "")
+
+
+def test_the_content_security_policy_allows_only_the_style_and_the_script() -> None:
+    html = render(page(HOSTILE))
+    parsed = ParsedPage(html)
+    (meta,) = [one for one in parsed.all("meta") if one.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in (meta["content"] or "").split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    assert rules["img-src"] == "data:"
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    for rule, content in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert rules[rule] == f"'sha256-{digest}'"
+    kinds = [one.get("type") for one in parsed.all("script")]
+    assert kinds == ["application/json", "application/json", None]
+    assert not re.findall(r"@import|url\((?!\"? ?\+)|https?:|fetch|XMLHttp|innerHTML|eval", style + script)
+
+
+def test_the_page_shows_the_logged_numbers() -> None:
+    parsed = ParsedPage(render(page(["n"])))
+    data = parsed.data("curves-data")
+    for metric in METRICS[:8]:
+        assert data[metric.name]["value"] == [pytest.approx(line[metric.name], rel=1e-5) for line in LINES]
+        assert data[metric.name]["step"] == [line["step"] for line in LINES]
+    assert [one["data-metric"] for one in parsed.all("figure", "chart")] == [metric.name for metric in METRICS[:8]]
+    text = parsed.text()
+    for expected in ("73.1%", "73.10%", "50.0%", "25.0%", "w = 0.900", "cosine 0.80", "1,234 images of"):
+        assert expected in text.replace("\u202f", " ")
+
+
+def test_images_have_alt_text_and_tables_have_headers() -> None:
+    parsed = ParsedPage(render(page(["n"])))
+    assert all(one.get("alt") for one in parsed.all("img"))
+    assert all(one.get("aria-label") or one.get("aria-hidden") for one in parsed.all("svg"))
+    assert all(one.get("scope") in ("row", "col") for one in parsed.all("th"))
+    assert ("html", {"lang": "en"}) in parsed.elements
+
+
+def test_missing_sections_state_the_reason() -> None:
+    bare = Page(
+        "r", "0.1.0", complete=False, settings=Missing("no settings <here>"), records=Missing("no lines yet"),
+        gallery=Missing("no checkpoint yet"), map=Missing("images are gone"),
+    )  # fmt: skip
+    html = render(bare)
+    for expected in (
+        "no settings &lt;here&gt;",
+        "no lines yet",
+        "no checkpoint yet",
+        "images are gone",
+        "in progress",
+        "skipped.jsonl is empty",
+    ):
+        assert expected in html
+    assert not any(bare.included().values())
+    assert set(bare.missing()) == {"curves", "neighbors", "map", "configuration"}
+    assert ParsedPage(html).data("curves-data") == {}
+    assert "nothing was logged yet" in render(replace(bare, records=[]))
+    assert "no numbers that can be drawn" in render(replace(bare, records=[{"step": 1}]))
+
+
+def test_sections_are_dropped_until_the_page_fits() -> None:
+    whole = page([f"n{i}" for i in range(40)])
+    size = len(render(whole).encode())
+    html, shown = render_within(whole, size)
+    assert (html, shown) == (render(whole), whole)
+    html, shown = render_within(whole, size - 1)
+    assert shown.included()["map"]
+    assert ParsedPage(html).data("map-data")["sprite"] is None
+    html, shown = render_within(whole, len(html.encode()) - 1)
+    assert "exceed 5 MB" in html
+    assert (shown.included()["map"], shown.included()["neighbors"]) == (False, True)
+    html, shown = render_within(whole, 10)
+    assert not shown.included()["neighbors"]
+    assert shown.included()["curves"]
+
+
+def test_long_lists_are_truncated_and_counted() -> None:
+    bad = [{"index": n, "key": f"bad-{n}.jpg", "reason": "r"} for n in range(1500)]
+    html = render(page(["n"], skipped=bad))
+    assert html.count(".jpg<") == MAX_SKIPPED
+    assert "The first 100 of 1,500" in html
+    assert "1,500 images were" in html
+
+
+@pytest.mark.parametrize(
+    "record", [{"kind": "k", "numbers": {"a": None, "b": "x", "top1": 10**400, "c": [1]}}, {"kind": "", "numbers": {}}]
+)
+def test_malformed_results_are_shown(record: dict[str, Any]) -> None:
+    html = render(page(["n"], results=[record]))
+    assert "protocol not recorded" in html

@@ -1,0 +1,187 @@
+"""The same facts on a terminal and in a log file."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snclr.runtime.progress import Progress
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(total: int | None = 1000, **options: object) -> tuple[Progress, Clock, io.StringIO]:
+    clock, stream = Clock(), io.StringIO()
+    return Progress("pretrain", total, stream=stream, clock=clock, **options), clock, stream  # type: ignore[arg-type]
+
+
+def test_a_plain_line_holds_all_the_facts() -> None:
+    progress, clock, stream = plain()
+    with progress:
+        clock.now += 2
+        progress.update(100, 0.5, 1.5, {"loss": 3.14159, "kNN": 61.2, "pending": None})
+    assert stream.getvalue() == ("pretrain: 10% · 50 images/s · 0:00:18 left · data wait 25% · loss 3.142 · kNN 61.2\n")
+
+
+def test_lines_come_first_then_at_the_interval_and_once_at_the_end() -> None:
+    progress, clock, stream = plain(interval=10)
+    with progress:
+        for _ in range(100):
+            clock.now += 1
+            progress.update(10)
+        progress.update(0)
+    shown = [int(line.split("%")[0].split()[-1]) for line in stream.getvalue().splitlines()]
+    assert shown == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
+
+
+def test_time_left_is_right_straight_after_a_resume() -> None:
+    progress, clock, _ = plain(initial=900)
+    with progress:
+        clock.now += 1
+        progress.update(10)
+        assert progress.rate == 10
+        assert progress.seconds_left == 9
+        assert progress.facts().startswith("91% · 10 images/s · 0:00:09 left")
+
+
+def test_rate_and_wait_share_follow_the_present() -> None:
+    progress, clock, _ = plain(total=10**6)
+    with progress:
+        for _ in range(200):
+            clock.now += 1
+            progress.update(10, 0.9, 0.1)
+        assert progress.rate == pytest.approx(10)
+        assert progress.wait_share == pytest.approx(0.9)
+        for _ in range(100):
+            clock.now += 1
+            progress.update(40, 0.1, 0.9)
+        assert progress.rate == pytest.approx(40)
+        assert progress.wait_share == pytest.approx(0.1)
+
+
+def test_slow_updates_still_have_a_rate() -> None:
+    progress, clock, _ = plain()
+    with progress:
+        for _ in range(20):
+            clock.now += 300
+            progress.update(3)
+        assert progress.rate == pytest.approx(0.01)
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    progress, clock, _ = plain(total=None, unit="files")
+    assert progress.facts() == "0 files"
+    progress.update(3)
+    assert progress.facts() == "3 files"
+    clock.now += 1
+    progress.update(1997, values={"step": 12345})
+    assert progress.facts() == "2,000 files · 2,000 files/s · step 12,345"
+    assert Progress("nothing", 0).facts() == "100%"
+
+
+def test_percent_never_rounds_up_to_done() -> None:
+    progress, _, _ = plain(total=1000)
+    progress.update(999)
+    assert progress.facts().startswith("99%")
+    progress.update(5)
+    assert progress.facts().startswith("100%")
+
+
+def test_say_and_quiet() -> None:
+    progress, _, stream = plain()
+    with progress:
+        progress.say("a [bold]line[/bold]")
+    assert stream.getvalue() == "a [bold]line[/bold]\n"
+    progress, _, stream = plain(quiet=True)
+    with progress:
+        progress.say("x")
+        progress.update(1000)
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_that_goes_away_does_not_end_the_job() -> None:
+    progress, _, stream = plain()
+    stream.close()
+    progress.update(10)
+    progress.say("x")
+    assert progress.done == 10
+
+
+def test_rich_is_not_imported_for_plain_lines() -> None:
+    script = (
+        "import sys; from snclr.runtime.progress import Progress\n"
+        "with Progress('x', 2) as p: p.update(2)\n"
+        "assert 'rich' not in sys.modules and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("x: 100%")
+
+
+ON_TERMINAL = """
+import sys
+from snclr.runtime.progress import Progress
+with Progress("pretrain", 1000, initial=500) as progress:
+    progress.update(250, 0.5, 1.5, {"loss": 3.14159})
+    progress.say("checkpoint [saved]")
+    print("a warning", file=sys.stderr)
+    print("the result")
+"""
+
+
+def on_terminal(tmp_path: Path, **environment: str) -> tuple[str, str]:
+    """Run with stderr on a terminal of 80 columns and stdout elsewhere; what each got."""
+    ours, theirs = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM")}
+    env |= {"TERM": "xterm-256color", "COLUMNS": "80", **environment}
+    with open(tmp_path / "out", "wb") as out:
+        child = subprocess.Popen([sys.executable, "-c", ON_TERMINAL], stdout=out, stderr=theirs, env=env)
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            shown += chunk
+    except OSError:  # Linux's way of saying that the other end is closed
+        pass
+    os.close(ours)
+    assert child.wait(60) == 0, shown.decode()
+    return shown.decode(), (tmp_path / "out").read_text()
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    shown, out = on_terminal(tmp_path)
+    assert out == "the result\n"
+    assert re.search(r"\x1b\[[0-9;]*3[0-9;]*m", shown)  # colored
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    lines = re.split(r"[\r\n]+", text)
+    assert re.search(r"pretrain .*━.* 75% · [\d.,e+]+ images/s · 0:00:0\d left", text)
+    assert "  data wait 25% · loss 3.142" in [line.rstrip() for line in lines]
+    assert "checkpoint [saved]" in [line.rstrip() for line in lines]
+    assert "a warning" in [line.rstrip() for line in lines]
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_no_color_is_respected(tmp_path: Path) -> None:
+    shown, _ = on_terminal(tmp_path, NO_COLOR="1")
+    assert "━" in shown
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9;]*m", shown)
+
+
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
+    shown, _ = on_terminal(tmp_path, TERM="dumb")
+    assert "\x1b" not in shown
+    assert "pretrain: 75%" in shown

@@ -1,0 +1,136 @@
+"""Signals set a flag and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from snclr.runtime.stop import StopFlag, StopRequested
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True)
+def known_handlers() -> Iterator[None]:
+    """Python's own handlers, even where the tests run as a background job with SIGINT ignored."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
+def test_a_signal_is_noted(number: signal.Signals, code: int) -> None:
+    with StopFlag() as stop:
+        assert (stop.requested, stop.exit_code) == (None, 0)
+        signal.raise_signal(number)
+        assert stop.requested is number
+    assert (stop.requested, stop.exit_code) == (number, code)
+
+
+def test_the_first_signal_decides() -> None:
+    with StopFlag() as stop:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        assert stop.requested is signal.SIGUSR1
+
+
+def test_a_second_interrupt_stops_at_once() -> None:
+    with StopFlag() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested is signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_under_torchrun_a_second_interrupt_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with StopFlag() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.exit_code == 130
+
+
+def test_handlers_are_put_back_after_an_error() -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    signal.signal(signal.SIGTERM, mine)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with contextlib.suppress(RuntimeError), StopFlag():
+        assert signal.getsignal(signal.SIGTERM) is not mine
+        raise RuntimeError
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_blocks_nest() -> None:
+    with StopFlag() as outer:
+        with StopFlag() as inner:
+            signal.raise_signal(signal.SIGTERM)
+        assert (inner.requested, outer.requested) == (signal.SIGTERM, None)
+        signal.raise_signal(signal.SIGUSR1)
+        assert outer.requested is signal.SIGUSR1
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with StopFlag() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested is None
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested is signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_off_the_main_thread_it_changes_nothing() -> None:
+    seen: list[object] = []
+
+    def run() -> None:
+        with StopFlag() as stop:
+            seen.extend([signal.getsignal(signal.SIGTERM), stop.requested, stop.exit_code])
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [before, None, 0]
+
+
+def test_a_request_from_elsewhere() -> None:
+    stop = StopFlag()
+    stop.request(int(signal.SIGUSR1))
+    stop.request(signal.SIGINT)
+    assert (stop.requested, stop.exit_code) == (signal.SIGUSR1, 143)
+
+
+def test_a_forked_child_outlives_the_signal() -> None:
+    script = """
+import os, signal, sys
+from snclr.runtime.stop import StopFlag
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with StopFlag() as stop:
+    child = os.fork()
+    if child == 0:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        os._exit(5 if stop.requested is None else 6)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(stop.exit_code)
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 143
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
+def test_stop_requested_has_the_exit_code_of_its_signal(signum, code):
+    error = pickle.loads(pickle.dumps(StopRequested(signum, step=3, total_steps=9)))
+    assert (error.signal, error.exit_code, error.step, error.total_steps) == (signum, code, 3, 9)
+    assert not isinstance(error, Exception)

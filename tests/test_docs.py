@@ -1,0 +1,88 @@
+"""The documentation works as written: Python examples run, command lines parse, links and generated tables resolve."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import CycloptsError
+
+from snclr.cli.main import COMMANDS, parse
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# A command line starts a line, or follows a prompt, environment variables or a launcher (`torchrun ... -m snclr`).
+COMMAND = re.compile(rf"^(?:\$ )?(?:\S.* (?:-m )?)?snclr ((?:{'|'.join(COMMANDS)})(?: .*)?)$")
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def code_blocks(page, language):
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def command_lines(page):
+    """Yield the arguments of every `snclr` command in a page's code blocks, up to a pipe or a comment."""
+    for block in code_blocks(page, r"\w*"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := COMMAND.match(line.strip()):
+                arguments = shlex.split(found[1].replace(" ...", ""), comments=True)
+                end = next((i for i, argument in enumerate(arguments) if argument in {"|", ">", "&", "&&"}), None)
+                yield arguments[:end]
+
+
+def test_the_readme_loop_runs_and_is_short():
+    (block,) = code_blocks(README, "python")
+    assert len([line for line in block.splitlines() if line.strip()]) < 25
+    names: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert len(names["criterion"].queue) == 20 * 32
+    assert names["loss"].isfinite()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_examples_of_the_method_page_run(number, capsys):
+    block = code_blocks(ROOT / "docs" / "method" / "snclr.md", "python")[number]
+    names: dict[str, object] = {}
+    exec(compile(block, "snclr.md", "exec"), names)
+    assert names["loss"].isfinite()
+    assert "torch.Size" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_line_parses(page):
+    for arguments in command_lines(page):
+        arguments = [re.sub(r"\bN\b", "0", argument) for argument in arguments]  # N stands for a number
+        try:
+            parse(arguments)
+        except CycloptsError as error:
+            pytest.fail(f"snclr {shlex.join(arguments)}\n{error}")
+
+
+def test_command_lines_are_found():
+    assert sum(len(list(command_lines(page))) for page in PAGES) > 70
+    assert ["knn", "runs/photos", "--data", "labeled-photos/"] in list(command_lines(README))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_relative_link_exists(page):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    text = re.sub(r"<[^>]+>", "", (tmp_path / "site" / "reference" / "settings" / "index.html").read_text())
+    assert "--queue-length" in text
+    commands = (tmp_path / "site" / "reference" / "cli" / "index.html").read_text()
+    assert all(f"snclr {command}" in commands for command in COMMANDS)

@@ -1,0 +1,227 @@
+import contextlib
+import hashlib
+import json
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snclr.errors import UserError
+from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS
+from snclr.recipes import RECIPES, get_recipe
+from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.config import PretrainConfig, all_settings, resolve, settings_for_method
+
+
+def test_flags_win_over_the_preset_and_the_preset_over_the_recipe():
+    assert resolve({"recipe": "cifar"}).momentum_schedule == "constant"
+    assert resolve({"recipe": "cifar", "preset": "released"}).momentum_schedule == "cosine"
+    assert resolve({"preset": "released", "momentum_schedule": "constant"}).momentum_schedule == "constant"
+    assert resolve({"recipe": "cifar", "epochs": 3, "warmup_epochs": 1}).epochs == 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_reaches_the_loss(name):
+    config = resolve({"recipe": "demo", "preset": name})
+    criterion = build_method(config, encoder_spec(config)).criterion
+    assert criterion.config.times_2tau == config.times_2tau == (name == "released")
+    assert criterion.config.loss_form == config.loss_form == ("outside" if name == "released" else "inside")
+    assert criterion.config.neighbors == 10
+
+
+# SHA-256 of the resolved settings of every recipe, method and preset, as the first version of the package gave them.
+RESOLVED = {
+    "cifar-cpu": "bf277c7751cab53c",
+    "cifar": "5768136bec044d24",
+    "demo": "008531025d0a3a32",
+    "photos": "73c703370d68105c",
+    "resnet50-imagenet-100ep": "1a5ce2522fa51b1e",
+    "resnet50-imagenet-200ep": "3a1a477a9db63c73",
+    "resnet50-imagenet-400ep": "dc7e240379f2b071",
+    "resnet50-imagenet": "a5eb5ff279e2ef85",
+    "vit-base-imagenet-100ep": "4d80d40383e5c8ff",
+    "vit-base-imagenet-200ep": "1b63024d75f1edff",
+    "vit-base-imagenet": "05d02aa71d59e4ed",
+    "vit-small-imagenet-100ep": "fab4af3d9944962e",
+    "vit-small-imagenet-200ep": "d1f613baaeabfb65",
+    "vit-small-imagenet": "1de910a49815172e",
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_resolved_settings_never_change(recipe):
+    cases = [(method, None) for method in METHODS if method != "snclr"] + [("snclr", preset) for preset in PRESETS]
+    resolved = {
+        f"{method}/{preset}": resolve({"recipe": recipe, "method": method, "preset": preset}).to_dict()
+        for method, preset in cases
+    }
+    digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
+    assert digest[:16] == RESOLVED[recipe]
+
+
+def test_a_config_file_wins_over_the_recipe_and_a_flag_over_the_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"recipe": "cifar", "epochs": 9, "neighbors": 7, "out": "other", "resume": True}))
+    config = resolve({"epochs": 3, "out": "mine"}, config=file)
+    assert (config.recipe, config.neighbors, config.epochs, config.out, config.resume) == ("cifar", 7, 3, "mine", False)
+    assert config.warmup_epochs == 0.3  # the recipe's 10 epochs do not fit
+    assert resolve({"method": "byol"}, config=file).dim == 256  # a file for another method: unused settings are ignored
+    assert resolve({"preset": "released"}, config=file).loss_form == "outside"
+
+
+def test_a_config_file_repeats_a_run(tmp_path):
+    config = resolve({"recipe": "demo", "method": "mocov3", "temperature": 0.3, "data": "demo"})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    assert resolve({}, config=tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method: byol\nneighbors: 5", "byol does not use neighbors"),
+        ("epoch: 5", "'epoch'"),
+        ("- 1", "settings of a run"),
+    ],
+)
+def test_a_config_file_is_checked(tmp_path, text, message):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        resolve({}, config=tmp_path / "config.yaml")
+    with pytest.raises(UserError, match="cannot be read"):
+        resolve({}, config=tmp_path / "missing.yaml")
+
+
+def test_a_config_of_an_earlier_version_with_accumulate_loads():
+    assert resolve({"recipe": "demo", "accumulate": 1}) == resolve({"recipe": "demo"})
+    with pytest.raises(UserError, match="no setting 'accumulate'"):
+        resolve({"accumulate": 4})
+
+
+def test_every_setting_has_help_text():
+    assert [name for name, setting in all_settings().items() if not setting.help] == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_complete(name):
+    config = resolve({"recipe": name})
+    spec = encoder_spec(config)
+    assert spec.num_features > 0
+    assert len(view_groups(config)) == 2
+    assert get_recipe(name).summary
+    assert resolve(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config  # config.yaml repeats the run
+
+
+def test_paper_recipes_have_the_papers_settings():
+    for epochs in (100, 200, 400, 800):
+        name = "resnet50-imagenet" + ("" if epochs == 800 else f"-{epochs}ep")
+        c = resolve({"recipe": name})
+        assert (c.encoder, c.optimizer, c.lr, c.epochs, c.warmup_epochs) == ("resnet50", "lars", 0.3, epochs, 10)
+        assert (c.batch_size, c.momentum, c.neighbors, c.queue_length, c.dim) == (4096, 0.99, 30, 128_000, 256)
+        assert (c.hidden, c.temperature, c.image_size, c.views, c.loss_form) == (4096, 0.2, 224, "byol", "inside")
+    for size in ("small", "base"):
+        c = resolve({"recipe": f"vit-{size}-imagenet"})
+        assert (c.encoder, c.optimizer, c.lr, c.weight_decay) == (f"vit_{size}", "adamw", 1.5e-4, 0.1)
+        assert (c.epochs, c.warmup_epochs, c.batch_size, c.neighbors, c.queue_length) == (300, 40, 4096, 30, 128_000)
+
+
+def test_a_methods_paper_wins_over_the_recipe_and_a_flag_over_both():
+    assert resolve({"recipe": "demo"}).temperature == 0.1
+    assert resolve({"recipe": "demo", "method": "mocov3"}).temperature == 0.2
+    assert resolve({"recipe": "demo", "method": "mocov3", "temperature": 0.5}).temperature == 0.5
+    assert resolve({"recipe": "demo", "method": "byol"}).momentum_schedule == "cosine"
+
+
+def test_sizes_come_from_a_small_recipe_and_from_the_methods_paper_at_paper_scale():
+    small = {name: resolve({"recipe": "cifar", "method": name}) for name in METHODS}
+    assert {(c.hidden, c.dim) for name, c in small.items() if name != "supervised"} == {(2048, 256)}
+    assert (small["mocov2"].queue_length, small["mocov2"].momentum) == (16_384, 0.99)
+    large = {name: resolve({"recipe": "resnet50-imagenet", "method": name}) for name in METHODS}
+    assert (large["mocov2"].queue_length, large["mocov2"].momentum, large["mocov2"].dim) == (65_536, 0.999, 128)
+    assert (large["nnclr"].queue_length, large["nnclr"].temperature) == (98_304, 0.1)
+    assert (large["barlowtwins"].hidden, large["barlowtwins"].dim, large["barlowtwins"].redundancy_weight) == (
+        8192, 8192, 0.005,
+    )  # fmt: skip
+    assert (large["swav"].prototypes, large["dino"].prototypes, large["dino"].teacher_temperature) == (
+        3000, 65_536, 0.07,
+    )  # fmt: skip
+    assert (large["byol"].momentum, large["simsiam"].dim) == (0.996, 2048)
+    assert large["mocov3"].times_2tau
+    assert not large["snclr"].times_2tau
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("recipe", ["demo", "resnet50-imagenet"])
+def test_config_yaml_repeats_a_run_and_has_only_used_settings(method, recipe):
+    config = resolve({"recipe": recipe, "method": method})
+    saved = yaml.safe_load(yaml.safe_dump(config.to_dict()))
+    assert resolve(saved) == config
+    assert METHODS[method].setting_names() <= set(saved)
+    assert not (METHOD_SETTINGS - METHODS[method].setting_names()) & set(saved)
+
+
+def test_a_setting_the_method_does_not_use_is_rejected():
+    with pytest.raises(UserError, match="method byol does not use neighbors") as caught:
+        resolve({"method": "byol", "neighbors": 5})
+    for text in ("used by snclr", "predictor_layers", "momentum", "--method"):
+        assert text in str(caught.value)
+    with pytest.raises(UserError, match="simclr does not use preset"):
+        resolve({"method": "simclr", "preset": "released"})
+    for method in METHODS:
+        resolve(settings_for_method(method, {"method": method, **dict.fromkeys(METHOD_SETTINGS), "neighbors": 5}))
+
+
+@pytest.mark.parametrize(
+    ("bad", "texts"),
+    [
+        ({"method": "simcrl"}, ["method", "did you mean 'simclr'", "barlowtwins"]),
+        ({"method": "dino", "teacher_temperature": 0.0}, ["teacher_temperature"]),
+        ({"method": "dino", "center_momentum": 1.5}, ["center_momentum"]),
+        ({"recipe": "cifra"}, ["cifra", "did you mean 'cifar'", "photos"]),
+        ({"learning_rate": 1}, ["learning_rate"]),
+        ({"epoch": 1}, ["epoch", "did you mean 'epochs'"]),
+        ({"loss_form": "in"}, ["loss_form", "inside", "outside"]),
+        ({"batch_size": "many"}, ["batch_size", "int"]),
+        ({"batch_size": 1}, ["batch_size", "at least 2"]),
+        ({"batch_size": True}, ["batch_size", "int"]),
+        ({"attention": "linear"}, ["attention_gradient"]),
+        ({"gamma": "min"}, ["gamma", "max"]),
+        ({"gamma": -1}, ["gamma"]),
+        ({"momentum": 1.5}, ["momentum"]),
+        ({"temperature": 0.0}, ["temperature"]),
+        ({"clip_gradient": 0.0}, ["clip_gradient", "above 0"]),
+        ({"seed": 2**32}, ["seed", "below 4,294,967,296"]),
+        ({"warmup_epochs": 50, "epochs": 20}, ["warmup_epochs", "epochs=20"]),
+        ({"devices": "two"}, ["devices", "auto"]),
+        ({"preset": "published"}, ["preset", "paper, released"]),
+        ({"resume": True, "overwrite": True}, ["resume", "overwrite"]),
+    ],
+)
+def test_errors_state_the_allowed_values(bad, texts):
+    with pytest.raises(UserError) as caught:
+        resolve(bad)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+@settings(deadline=None)
+@given(
+    name=st.sampled_from(list(all_settings())),
+    value=st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())),
+)
+def test_any_value_gives_a_config_or_a_user_error(name, value):
+    with contextlib.suppress(UserError):  # any other exception fails the test
+        assert isinstance(resolve({name: value}), PretrainConfig)
+
+
+@pytest.mark.parametrize("name", ["temperature", "lr", "momentum", "gamma", "max_bad_share"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_are_finite(name, value):
+    with pytest.raises(UserError, match=f"{name} must be float"):
+        resolve({name: value})
+
+
+def test_a_setting_name_must_be_a_string():
+    """A damaged config.yaml may contain one."""
+    with pytest.raises(UserError, match=r"there is no setting 12; `snclr pretrain --help`"):
+        resolve({"data": "demo", 12: "x"})

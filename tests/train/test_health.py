@@ -1,0 +1,93 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from snclr.methods.base import StepOutput
+from snclr.train.health import (
+    collapsed,
+    effective_rank,
+    feature_spread,
+    health,
+    positiveness_entropy,
+    queue_knn,
+    same_class_share,
+)
+from tests.methods import naive
+
+
+def test_spread_is_one_for_uniform_features_and_zero_for_equal_ones():
+    torch.manual_seed(0)
+    spread = F.normalize(torch.randn(4000, 64), dim=1)
+    assert feature_spread(spread) == pytest.approx(1.0, abs=0.02)
+    assert feature_spread(spread[:1].repeat(10, 1)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_effective_rank_matches_the_naive_definition():
+    torch.manual_seed(0)
+    features = torch.randn(20, 6)
+    assert effective_rank(features) == pytest.approx(naive.effective_rank(features.tolist()), rel=1e-6)
+    line = torch.linspace(-1, 1, 20)[:, None] * torch.randn(1, 6)
+    assert effective_rank(line) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_positiveness_entropy_is_one_for_equal_weights_and_zero_for_a_single_one():
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    equal = torch.tensor([[0.25] * 4, [1.0, 1.0, 0.0, 0.0]])  # the scale of a row does not matter
+    assert positiveness_entropy(equal, mask) == pytest.approx(1.0)
+    one = torch.tensor([[1.0, 0, 0, 0], [0.5, 0, 0, 0]])
+    assert positiveness_entropy(one, mask) == pytest.approx(0.0)
+    assert math.isnan(positiveness_entropy(equal, torch.zeros_like(mask)))
+
+
+def test_class_shares_count_only_neighbors_with_a_known_class():
+    labels = torch.tensor([0, 1, -1])
+    neighbor_labels = torch.tensor([[0, 1, -1], [1, 1, 0], [0, 0, 0]])
+    mask = torch.tensor([[True, True, True], [True, True, False], [True, True, True]])
+    assert same_class_share(labels, neighbor_labels, mask) == pytest.approx(3 / 4)
+
+
+def test_queue_knn_is_the_accuracy_of_the_weighted_vote():
+    labels = torch.tensor([0, 1])
+    neighbor_labels = torch.tensor([[0, 1, 1], [0, 0, 1]])
+    similarity = torch.tensor([[0.9, 0.5, 0.5], [0.9, 0.1, 0.2]])
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    assert queue_knn(labels, neighbor_labels, similarity, mask) == pytest.approx(0.5)
+
+
+def test_health_leaves_out_undefined_metrics():
+    features = F.normalize(torch.randn(8, 4), dim=1)
+    output = StepOutput(
+        loss=torch.tensor(1.0),
+        features=features,
+        neighbor_ids=torch.full((8, 3), -1),
+        neighbor_ages=torch.ones(8, 3, dtype=torch.int64),
+        similarity=torch.full((8, 3), -torch.inf),
+        positiveness=torch.zeros(8, 3),
+    )
+    assert set(health(output, torch.zeros(8, dtype=torch.int64), torch.arange(8))) == {"spread", "effective_rank"}
+
+
+def test_only_collapsed_features_are_reported_as_collapsed():
+    torch.manual_seed(0)
+    good = F.normalize(torch.randn(64, 16), dim=1)
+    bad = F.normalize(torch.ones(64, 16) + 1e-3 * torch.randn(64, 16), dim=1)
+    for features, expected in ((good, False), (bad, True)):
+        values = health(StepOutput(torch.tensor(0.0), features), None, torch.arange(64))
+        assert collapsed(values, 16) is expected
+
+
+@pytest.mark.parametrize(("images", "dim"), [(2, 16), (3, 16), (64, 2)])
+def test_a_tiny_batch_is_not_reported_as_collapsed(images, dim):
+    torch.manual_seed(0)
+    values = health(
+        StepOutput(torch.tensor(0.0), F.normalize(torch.randn(images, dim), dim=1)), None, torch.arange(images)
+    )
+    assert values["effective_rank"] < 2
+    assert not collapsed(values, min(images - 1, dim))
+
+
+def test_queue_knn_is_nan_without_classes():
+    none = torch.full((4,), -1)
+    assert math.isnan(queue_knn(none, none[:, None].repeat(1, 3), torch.rand(4, 3), torch.ones(4, 3, dtype=torch.bool)))
