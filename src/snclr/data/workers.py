@@ -35,6 +35,7 @@ Item = TypeVar("Item")
 
 _PREFETCH = 2  # items computed ahead (by each worker)
 _GRACE_SECONDS = 1.0  # for a worker to end by itself
+_FEEDER_SECONDS = 10.0  # for a thread of a closed queue to end
 
 
 def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
@@ -85,7 +86,9 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
             pin_memory=pin,
             generator=torch.Generator(),  # the global random state must not depend on the workers
         )
+        threads = set(threading.enumerate())
         iterator = iter(loader)
+        feeders = set(threading.enumerate()) - threads  # they send the numbers to the workers
     parent_alive.close()
     try:
         for item in iterator:
@@ -95,6 +98,9 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
     finally:
         our_end.close()
         del iterator  # ends the workers
+        # A feeder deletes the semaphores of its queue. If Python exited meanwhile, the resource tracker would complain.
+        for feeder in feeders:
+            feeder.join(_FEEDER_SECONDS)
 
 
 class _Shared(Dataset[Item]):
