@@ -120,7 +120,7 @@ class ViewLoader:
         self._max_bad_share = max_bad_share
         self._seen = np.zeros(len(dataset), dtype=np.bool_)
         self._bad: set[int] = set()
-        self._shared = 0  # number of entries of `skipped` that all ranks have
+        self._merged = 0  # number of entries of `skipped` that all ranks have
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of steps start … stop - 1. Workers live as long as this iterator.
@@ -137,7 +137,7 @@ class ViewLoader:
             for crops in self._crops(start, stop):
                 self._record_bad(crops)
                 no_replacement = len(crops.ids) == 0
-                if no_replacement or (crops.bad and self._stage1.world_size == 1):  # several ranks check in `share`
+                if no_replacement or (crops.bad and self._stage1.world_size == 1):  # several ranks check in `merge_skips`
                     self._check_bad_share(no_replacement=no_replacement)
                 yield self._finish(crops)
         except StopRequested:
@@ -148,21 +148,21 @@ class ViewLoader:
         self.skipped = list(skips)
         self._bad = {skip.index for skip in self.skipped}
         self._seen[list(self._bad)] = True
-        self._shared = len(self.skipped)
+        self._merged = len(self.skipped)
 
-    def unshared(self) -> list[Skip]:
-        """Return the bad images found by this rank since the last `share`."""
-        return self.skipped[self._shared :]
+    def new_skips(self) -> list[Skip]:
+        """Return the bad images found by this rank since the last `merge_skips`."""
+        return self.skipped[self._merged :]
 
-    def share(self, of_all: Iterable[list[Skip]]) -> None:
-        """Add the `unshared` images of all ranks, in rank order, and check the share of bad images."""
-        self.skipped = self.skipped[: self._shared]
+    def merge_skips(self, parts: Iterable[list[Skip]]) -> None:
+        """Add the `new_skips` of all ranks, in rank order, and check the share of bad images."""
+        self.skipped = self.skipped[: self._merged]
         known = {skip.index for skip in self.skipped}
-        for skip in (skip for part in of_all for skip in part):
+        for skip in (skip for part in parts for skip in part):
             if skip.index not in known:
                 known.add(skip.index)
                 self.skipped.append(skip)
-        self._shared = len(self.skipped)
+        self._merged = len(self.skipped)
         self._bad = known
         self._seen[list(known)] = True
         self._check_bad_share()

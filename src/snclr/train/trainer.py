@@ -79,12 +79,12 @@ class TrainTask(ABC, Generic[BatchT]):
         """Return the values to show beside the progress bar."""
         return values
 
-    def unshared(self) -> list[Any]:
-        """Return the unreadable images this rank found since the last `share`."""
+    def new_skips(self) -> list[Any]:
+        """Return the unreadable images this rank found since the last `merge_skips`."""
         return []
 
-    def share(self, parts: list[list[Any]]) -> None:
-        """Take the `unshared` of every rank, in rank order."""
+    def merge_skips(self, parts: list[list[Any]]) -> None:
+        """Add the `new_skips` of every rank, in rank order."""
 
     def on_save(self) -> None:
         """Write files that go with a checkpoint (rank 0)."""
@@ -107,13 +107,13 @@ class LoaderTask(TrainTask[Batch]):
         """Yield this rank's batches from step `start` on."""
         return self.loader.batches(start, self.total_steps)
 
-    def unshared(self) -> list[Skip]:
+    def new_skips(self) -> list[Skip]:
         """Return the unreadable images that only this rank has found."""
-        return self.loader.unshared()
+        return self.loader.new_skips()
 
-    def share(self, parts: list[list[Skip]]) -> None:
+    def merge_skips(self, parts: list[list[Skip]]) -> None:
         """Take the unreadable images of all ranks."""
-        self.loader.share(parts)
+        self.loader.merge_skips(parts)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return module, optimizer and the list of unreadable images."""
@@ -209,15 +209,15 @@ class Trainer(Generic[BatchT]):
             error = caught
         if first:
             long_barrier()
-        unshared = self.task.unshared()
+        new_skips = self.task.new_skips()
         due = self.save_every is None and time.monotonic() - self._saved_at >= SAVE_SECONDS
-        own = [int(self.stop.requested or 0), int(error is not None), len(unshared), int(due)]
+        own = [int(self.stop.requested or 0), int(error is not None), len(new_skips), int(due)]
         every = all_gather(torch.tensor([own], device=self.device))
         (signal, failed, news, _), save = every.amax(dim=0).tolist(), bool(every[0, 3])
         if failed:
             raise_error_on_all_ranks(error)
         if news:
-            self.task.share(all_gather_objects(unshared))
+            self.task.merge_skips(all_gather_objects(new_skips))
         if save:
             self._save(step)
         if signal:
