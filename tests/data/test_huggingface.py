@@ -106,8 +106,8 @@ def test_an_interrupted_copy_resumes(tmp_path, monkeypatch):
         return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
 
     with pytest.raises(KeyboardInterrupt):
-        hf_stream.copy_stream(stream(), tmp_path / "copy", name="x", columns=("image", "label"), quiet=True)
-    hf_stream.copy_stream(stream(), tmp_path / "copy", name="x", columns=("image", "label"), quiet=True)
+        hf_stream.copy_stream(stream(), tmp_path / "copy", name="x", columns=("image", "label"))
+    hf_stream.copy_stream(stream(), tmp_path / "copy", name="x", columns=("image", "label"))
     assert written == [f"shard-0000{n}.tar" for n in (0, 1)] + ["stop"] + [f"shard-0000{n}.tar" for n in (2, 3, 4)]
     source = open_dataset(tmp_path / "copy")
     assert [source.read(n) for n in range(len(source))] == [jpeg(n) for n in range(11)]
@@ -120,7 +120,7 @@ def test_an_interrupted_copy_resumes(tmp_path, monkeypatch):
 def test_a_stream_from_a_generator_is_copied(tmp_path):
     rows = [{"image": {"bytes": jpeg(n), "path": None}, "label": n % 2} for n in range(4)]
     stream = datasets.IterableDataset.from_generator(lambda: iter(rows), features=table().features)
-    hf_stream.copy_stream(stream, tmp_path / "copy", name="x", columns=("image", "label"), quiet=True)
+    hf_stream.copy_stream(stream, tmp_path / "copy", name="x", columns=("image", "label"))
     assert open_dataset(tmp_path / "copy").read(3) == jpeg(3)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from snclr.data.cache import cache_path
 from snclr.data.datasets.huggingface import Spec, find_columns, image_cell, label_texts, load, undecoded
-from snclr.data.labels import encode_labels, sort_classes
+from snclr.data.labels import encode_labels, number_labels
 from snclr.data.shards.dataset import ShardDataset
 from snclr.data.shards.index import ShardIndex
 from snclr.data.shards.manifest import MANIFEST, Manifest, ShardEntry, write_manifest
@@ -35,35 +35,29 @@ _SUFFIXES = {
 }  # fmt: skip
 
 
-def open_stream(text: str, spec: Spec, split: str) -> ShardDataset:
+def open_stream(spec: Spec, split: str) -> ShardDataset:
     """Open the local copy of `hf-stream:…`, creating or completing it first if needed."""
+    text, limit = spec.text, spec.options.get("limit")
     folder = cache_path("hf-stream", text, split if spec.split is None else "")
     if folder is None:
         raise UserError(f"{text} is copied to the cache, but SNCLR_CACHE is off; set SNCLR_CACHE to a folder")
-    limit = spec.options.get("limit")
     if limit is not None and not (limit.isdigit() and int(limit) > 0):
         raise UserError(f"{text!r}: limit must be a number of images above 0")
     if not (folder / MANIFEST).is_file():
-        stream = load(text, spec, split, streaming=True)
-        columns = find_columns(stream.features, text, image=spec.options.get("image"), label=spec.options.get("label"))
+        stream = load(spec, split)
+        columns = find_columns(stream.features, spec)
         copy_stream(stream, folder, name=text, columns=columns, limit=None if limit is None else int(limit))
     return open_shards(folder, name=text)
 
 
 def copy_stream(
-    stream: Any,
-    folder: Path,
-    *,
-    name: str,
-    columns: tuple[str, str | None],
-    limit: int | None = None,
-    quiet: bool = False,
+    stream: Any, folder: Path, *, name: str, columns: tuple[str, str | None], limit: int | None = None
 ) -> None:
     """Write the images of an IterableDataset as shards with a manifest; resume an interrupted copy.
 
     `columns` are those of the images and of the labels.
     """
-    feature = None if columns[1] is None else stream.features[columns[1]]
+    names = None if columns[1] is None else getattr(stream.features[columns[1]], "names", None)
     stream = undecoded(stream, columns[0])
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock")
@@ -77,7 +71,7 @@ def copy_stream(
         if state is not None:
             stream.load_state_dict(state)
         count = len(labels)
-        with Progress(f"copying {name}", limit, initial=count, quiet=quiet) as progress:
+        with Progress(f"copying {name}", limit, initial=count) as progress:
             progress.say(f"copying {name} to {folder}, which needs the disk space of its images")
             rows = islice(enumerate(iter(stream), start=count), None if limit is None else limit - count)
             while True:
@@ -87,12 +81,12 @@ def copy_stream(
                     _shard(folder, shards).unlink()
                     break
                 shards += 1
-                labels += label_texts(values, feature)
+                labels += label_texts(values, names)
                 write_atomic(saved, json.dumps([shards, labels, stream.state_dict()]))
                 progress.update(len(values))
         if not labels:
             raise UserError(f"{name} has no images")
-        _write_manifest(folder, shards, labels, feature)
+        _write_manifest(folder, shards, labels, names)
         saved.unlink()
     finally:
         lock.release()
@@ -125,13 +119,12 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.tar"
 
 
-def _write_manifest(folder: Path, shards: int, labels: list[str | None], feature: Any) -> None:
+def _write_manifest(folder: Path, shards: int, labels: list[str | None], names: list[str] | None) -> None:
     """Index the copied images; their class names are those of the dataset if it has any."""
     members = [list(read_members(_shard(folder, number))) for number in range(shards)]
     rows = [(number, member.offset, member.size) for number, part in enumerate(members) for member in part]
-    known = {label for label in labels if label is not None}
-    classes = list(getattr(feature, "names", None) or sort_classes(known)) if known else []
-    names = (f"{index:09d}" for index in range(len(labels)))
-    index = ShardIndex.of_rows(rows, encode_labels(labels, classes), names, classes)
+    classes = number_labels(labels, names)[1] or []
+    keys = (f"{index:09d}" for index in range(len(labels)))
+    index = ShardIndex.of_rows(rows, encode_labels(labels, classes), keys, classes)
     entries = [ShardEntry.of(_shard(folder, number), len(part)) for number, part in enumerate(members)]
     write_manifest(folder, Manifest(entries, index, None))
