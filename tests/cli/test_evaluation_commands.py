@@ -284,9 +284,10 @@ def test_neighbors_of_an_image_are_weighted_as_in_training(run, images, capsys):
 
 
 def _view(dataset, index: int, size: int) -> torch.Tensor:
-    from snclr.data.transforms.views import eval_view, normalize
+    from snclr.data.transforms.crop import center_crop
+    from snclr.data.transforms.views import normalize
 
-    return normalize(torch.from_numpy(np.ascontiguousarray(eval_view(dataset.load(index), size)))[None], "cpu")[0]
+    return normalize(torch.from_numpy(np.ascontiguousarray(center_crop(dataset.load(index), size)))[None], "cpu")[0]
 
 
 def test_queue_neighbors_are_named_by_training_images(run, images, tmp_path):

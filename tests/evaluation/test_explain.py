@@ -13,7 +13,8 @@ from PIL import Image
 import snclr
 from snclr.cli.main import main
 from snclr.data.decode import decode
-from snclr.data.transforms.views import eval_view, normalize
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
@@ -99,7 +100,7 @@ def test_the_loss_is_half_of_the_loss_in_training(images, form, tmp_path):
     )  # fmt: skip
     done = snclr.explain(run, images / "blue/blue_4.png", quiet=True)
     method, config, _ = load_method(run)
-    x = normalize(eval_view(decode(images / "blue/blue_4.png"), config.image_size)[None])
+    x = normalize(center_crop(decode(images / "blue/blue_4.png"), config.image_size)[None])
     with torch.no_grad():
         own = sorted(path.name for path in (images / "blue").iterdir()).index("blue_4.png")  # blue comes first
         output = method((x, x), torch.tensor([own]), epoch=0)

@@ -16,7 +16,8 @@ from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.datasets.base import ArrayDataset
 from snclr.data.datasets.demo import open_demo
 from snclr.data.loader import ViewLoader
-from snclr.data.transforms.views import eval_view, normalize
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.methods.config import METHODS, MethodName
 from snclr.runtime.settings import describe
@@ -165,7 +166,7 @@ def demo_images():
     """Return 2,048 demo images to train on, and all test images with their labels."""
     train, test = open_demo("train"), open_demo("test")
     dataset = ArrayDataset("subset", train.images[:2048], train.labels[:2048], train.classes)
-    test_images = normalize(np.stack([eval_view(image, SIDE) for image in test.images]))
+    test_images = normalize(np.stack([center_crop(image, SIDE) for image in test.images]))
     return dataset, test_images, torch.from_numpy(test.labels)
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -38,13 +38,13 @@ _GRACE_SECONDS = 1.0  # for a worker to end by itself
 _FEEDER_SECONDS = 10.0  # for a thread of a closed queue to end
 
 
-def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
-    """Yield items start … stop - 1, computed ahead by one thread."""
+def in_thread(compute: Callable[[int], Item], start: int, stop: int) -> Iterator[Item]:
+    """Yield compute(start) … compute(stop - 1), computed ahead by one thread."""
     ahead: deque[Future[Item]] = deque()
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snclr-views")
     try:
         for number in range(start, stop):
-            ahead.append(pool.submit(items.__getitem__, number))
+            ahead.append(pool.submit(compute, number))
             if len(ahead) > _PREFETCH:
                 yield ahead.popleft().result()
         while ahead:

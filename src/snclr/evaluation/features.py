@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from snclr.data.datasets.base import ImageDataset, Labels, is_remote
+from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.loader import Skip
 from snclr.data.remote.retry import until_stopped
 from snclr.data.sampler import Ids
@@ -154,7 +154,7 @@ def encode_batches(
     device = torch.device(device)
     encoder.to(device)
     chunks = read_chunks(dataset, plan, image_size=image_size, workers=workers, start=start)
-    if stop is not None and is_remote(dataset):
+    if stop is not None and dataset.remote:
         chunks = until_stopped(chunks)
     for _ in range(start, plan.steps):
         ids, features = [torch.empty(0, dtype=torch.int64)], []

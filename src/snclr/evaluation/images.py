@@ -16,7 +16,8 @@ from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids, epoch_order
-from snclr.data.transforms.views import TRAIN_CROP, crop_views, eval_view, train_crop
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import TRAIN_CROP, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
 
 
@@ -107,7 +108,7 @@ def read_chunks(
     if workers == 0 or first == len(plan):
         return map(reader.__getitem__, range(first, len(plan)))
     if isinstance(dataset, ArrayDataset):
-        return in_thread(reader, first, len(plan))
+        return in_thread(reader.__getitem__, first, len(plan))
     return in_processes(reader, first, len(plan), workers=workers)
 
 
@@ -141,5 +142,5 @@ class _Reader(Dataset[Chunk]):
         # Decode large enough that neither a center crop nor a random crop of 8 % of the area is upsampled.
         image = self.dataset.load(index, min_side=self.size * (2 if epoch is None else 4))
         if epoch is None:
-            return eval_view(image, self.size)
-        return train_crop(image, self.size, seed=self.plan.seed, epoch=epoch, index=index)
+            return center_crop(image, self.size)
+        return crop_view(image, TRAIN_CROP, self.size, seed=self.plan.seed, epoch=epoch, index=index, view=0)

@@ -68,6 +68,11 @@ def sibling(url: str, name: str) -> str:
     return f"{path.rpartition('/')[0]}/{name}{separator}{query}"
 
 
+def file_name(url: str) -> str:
+    """Return the file name in a URL."""
+    return url.partition("?")[0].rpartition("/")[2]
+
+
 def remote_state(url: str) -> RemoteState:
     """Return a file's size and version without reading it."""
     info = dict(_call(url, "info"))

@@ -17,7 +17,8 @@ from torch import Tensor
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import BadImage, RGBImage
-from snclr.data.transforms.views import eval_view, normalize
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.retrieval.gallery import Gallery
@@ -60,7 +61,7 @@ def explain_image(
         )
     trained_on, _ = training_images(run, config.data)
     query, pixels = _load_query(image, trained_on, config.image_size)
-    views = project_views(method, normalize(eval_view(pixels, config.image_size)[None], device))
+    views = project_views(method, normalize(center_crop(pixels, config.image_size)[None], device))
     if candidates == "queue":
         gallery = Gallery.from_queue(run, method.queue)
     else:
