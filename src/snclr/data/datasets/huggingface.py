@@ -1,4 +1,4 @@
-"""Hugging Face datasets: `hf:OWNER/NAME` with random access, `hf-stream:OWNER/NAME` copied once into local shards.
+"""Hugging Face datasets, `hf:OWNER/NAME`, with random access.
 
 Images are read as encoded bytes and decoded by `snclr.data.decode`. Datasets with a loading script are refused:
 version 4 of the library, which is required, does not run them.
@@ -29,7 +29,7 @@ _SPLITS = {
     "val": ("validation", "val", "valid", "dev", "test"),
     "test": ("test", "validation", "val", "valid", "dev"),
 }
-_OPTIONS = ("image", "label", "revision", "data_files", "data_dir", "limit")
+_OPTIONS = ("image", "label", "revision", "data_files", "data_dir")
 # Builders of the library that unpickle files or run queries or programs.
 _REFUSED = ("pandas", "sql", "spark", "generator", "cache")
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
@@ -44,7 +44,6 @@ class Spec:
     name: str
     config: str | None = None
     split: str | None = None
-    stream: bool = False
     options: dict[str, str] = field(default_factory=dict)
     text: str = field(default="", compare=False, repr=False)
     """What the user typed, for errors."""
@@ -52,17 +51,16 @@ class Spec:
 
 def names_huggingface(text: str) -> bool:
     """Return whether the text names a Hugging Face dataset; `hf://` is the URL of a file on the hub."""
-    return text.startswith(("hf:", "hf-stream:")) and not text.startswith("hf://")
+    return text.startswith("hf:") and not text.startswith("hf://")
 
 
 def parse_spec(text: str) -> Spec:
     """Parse a dataset name.
 
     >>> parse_spec("hf:ylecun/mnist@mnist:test?image=image")
-    Spec(name='ylecun/mnist', config='mnist', split='test', stream=False, options={'image': 'image'})
+    Spec(name='ylecun/mnist', config='mnist', split='test', options={'image': 'image'})
     """
-    kind, _, rest = text.partition(":")
-    name, _, query = rest.partition("?")
+    name, _, query = text.removeprefix("hf:").partition("?")
     pairs = urllib.parse.parse_qsl(query, keep_blank_values=True)
     unknown = [option for option, value in pairs if option not in _OPTIONS or not value]
     split, config = None, None
@@ -74,24 +72,24 @@ def parse_spec(text: str) -> Spec:
         problem = f"unknown or empty options {', '.join(unknown)}" if unknown else "there is no name"
         raise UserError(
             f"{text!r}: {problem}; write hf:OWNER/NAME[@CONFIG][:SPLIT][?OPTION=VALUE&…] with the options "
-            f"{', '.join(_OPTIONS)}, or hf-stream: in place of hf:"
+            f"{', '.join(_OPTIONS)}"
         )
-    return Spec(name, config, split, kind == "hf-stream", dict(pairs), text)
+    return Spec(name, config, split, dict(pairs), text)
 
 
 class HuggingFaceDataset(ImageDataset):
     """A map-style dataset of the library `datasets`; workers memory-map its tables."""
 
     def __init__(self, dataset: Any, spec: Spec) -> None:
-        self._column, label = find_columns(dataset.features, spec)
+        self._column, label = _find_columns(dataset.features, spec)
         if not len(dataset):
             raise UserError(f"{spec.text} has no images in it")
         self.name = spec.text
         self.labels, self.classes = None, None
         if label is not None:
             names = getattr(dataset.features[label], "names", None)
-            self.labels, self.classes = number_labels(label_texts(dataset[label], names), names)
-        self._rows = undecoded(dataset, self._column).select_columns([self._column])
+            self.labels, self.classes = number_labels(_label_texts(dataset[label], names), names)
+        self._rows = _undecoded(dataset, self._column).select_columns([self._column])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -120,10 +118,10 @@ class HuggingFaceDataset(ImageDataset):
         return digest.hexdigest()
 
     def _cell(self, index: int) -> tuple[bytes | None, str | None]:
-        return image_cell(self._rows[index][self._column])
+        return _image_cell(self._rows[index][self._column])
 
 
-def image_cell(value: Any) -> tuple[bytes | None, str | None]:
+def _image_cell(value: Any) -> tuple[bytes | None, str | None]:
     """Return the bytes and the path of an undecoded image; either may be missing."""
     if isinstance(value, dict):
         return value.get("bytes"), value.get("path")
@@ -131,15 +129,9 @@ def image_cell(value: Any) -> tuple[bytes | None, str | None]:
 
 
 def open_huggingface(text: str, *, split: str = "train") -> ImageDataset:
-    """Open `hf:…` or `hf-stream:…`; a split in the name takes precedence over `split`."""
+    """Open `hf:…`; a split in the name takes precedence over `split`."""
     spec = parse_spec(text)
-    if spec.stream:
-        from snclr.data.datasets.huggingface_stream import open_stream
-
-        return open_stream(spec, split)
-    if "limit" in spec.options:
-        raise UserError(f"{text!r}: limit requires hf-stream:; give a split such as :train[:1000] instead")
-    return HuggingFaceDataset(load(spec, split), spec)
+    return HuggingFaceDataset(_load(spec, split), spec)
 
 
 def has_test_split(text: str) -> bool:
@@ -151,16 +143,15 @@ def has_test_split(text: str) -> bool:
     return not names.isdisjoint(_SPLITS["train"]) and not names.isdisjoint(_SPLITS["test"])
 
 
-def load(spec: Spec, split: str) -> Any:
-    """Load one split with the library, as a stream if `spec.stream`; UserError if that fails."""
+def _load(spec: Spec, split: str) -> Any:
+    """Load one split with the library; UserError if that fails."""
     chosen = spec.split or _pick(_split_names(spec), split, spec.text)
     if _is_saved(spec):
-        found = _take_split(_saved_splits(spec), chosen, spec.text)
-        return found.to_iterable_dataset() if spec.stream else found
-    return _call(spec, "load_dataset", spec.config, split=chosen, streaming=spec.stream, **_load_options(spec))
+        return _take_split(_saved_splits(spec), chosen, spec.text)
+    return _call(spec, "load_dataset", spec.config, split=chosen, **_load_options(spec))
 
 
-def find_columns(features: Any, spec: Spec) -> tuple[str, str | None]:
+def _find_columns(features: Any, spec: Spec) -> tuple[str, str | None]:
     """Return the image column and the label column (or None): those of the spec, or by their types and names."""
     datasets = _library()
     name, image, label = spec.text, spec.options.get("image"), spec.options.get("label")
@@ -184,7 +175,7 @@ def find_columns(features: Any, spec: Spec) -> tuple[str, str | None]:
     return image, label
 
 
-def undecoded(dataset: Any, column: str) -> Any:
+def _undecoded(dataset: Any, column: str) -> Any:
     """Return the dataset with encoded images: the library's decoder would open any format."""
     datasets = _library()
     if isinstance(dataset.features[column], datasets.Image):
@@ -192,7 +183,7 @@ def undecoded(dataset: Any, column: str) -> Any:
     return dataset
 
 
-def label_texts(values: Iterable[Any], names: Sequence[str] | None) -> list[str | None]:
+def _label_texts(values: Iterable[Any], names: Sequence[str] | None) -> list[str | None]:
     """Return labels as text; None for missing ones and -1. `names` are those of a column of class numbers."""
     return [None if value is None or value == -1 else str(value) if names is None else names[value] for value in values]
 
