@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from snclr.benchmark import worker
-from snclr.benchmark.plan import Entry, Evaluation, make_run
-from snclr.benchmark.records import Records
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data import splits
 from snclr.evaluation.results import read_results
 from snclr.io import atomic
 from snclr.io.jsonl import append_jsonl
+from snclr.studies import worker
+from snclr.studies.options import StudyOptions
+from snclr.studies.runs import Evaluation, Row, make_run
 from snclr.train.pretrain_task import PretrainTask
 from tests.helpers import tiny_run
 
@@ -37,14 +36,9 @@ def images(tmp_path_factory) -> Path:
 
 
 def job_of(images: Path, out: Path, *, given: dict | None = None, **evaluation: object) -> dict:
-    entry, common = Entry("snclr", {"method": "snclr"}), {**SMALL, "data": str(images), **(given or {})}
-    run = make_run(entry, 0, common, data="abc", evaluation=Evaluation(**evaluation))
-    return {
-        "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
-        "data": {"name": images.name, "fingerprint": "abc"}, "evaluation": asdict(run.evaluation),
-        "folder": str(out / "runs" / run.folder), "attempts": str(out / "runs" / run.folder) + ".attempts.jsonl",
-        "record": str(Records(out / "results").path(run)), "keep_runs": False, "jobs": 1,
-    }  # fmt: skip
+    row, common = Row("snclr", {"method": "snclr"}), {**SMALL, "data": str(images), **(given or {})}
+    run = make_run(row, 0, common, data="abc", evaluation=Evaluation(**evaluation))
+    return StudyOptions(out=out).job(run)
 
 
 def attempts(job: dict) -> list[dict]:
@@ -179,7 +173,7 @@ def test_a_killed_attempt_counts_up_to_its_last_checkpoint(tmp_path):
 
 
 def test_a_worker_stops_when_its_parent_exits():
-    code = "import time; from snclr.benchmark.worker import _stop_with_parent; _stop_with_parent(); time.sleep(250)"
+    code = "import time; from snclr.studies.worker import _stop_with_parent; _stop_with_parent(); time.sleep(250)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     assert process.poll() is None
     process.stdin.close()

@@ -1,4 +1,4 @@
-"""Train and evaluate one run in its own process: `python -m snclr.benchmark.worker JOB.json`.
+"""Train and evaluate one run in its own process: `python -m snclr.studies.worker JOB.json`.
 
 A separate process gives the run its own timings and peak memory, and isolates crashes.
 """
@@ -17,12 +17,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from snclr.benchmark.plan import VALIDATION_SHARE
-from snclr.benchmark.records import SCHEMA, Records, downsample_metrics
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
 from snclr.io.atomic import discard, sweep
 from snclr.io.jsonl import append_jsonl, read_jsonl
+from snclr.studies.records import SCHEMA, downsample_metrics, write_record
+from snclr.studies.runs import VALIDATION_SHARE
 
 
 def main(argv: list[str]) -> int:
@@ -45,9 +45,7 @@ def run_job(job: dict[str, Any]) -> int:
     started, evaluation = datetime.now(timezone.utc), job["evaluation"]
     measured: dict[str, Any]
     if evaluation["kind"] == "cost":
-        from snclr.benchmark.cost import measure_cost
-
-        measured = measure_cost(job["given"], steps=evaluation["steps"])
+        measured = _measure_steps(job["given"], evaluation["steps"])
     else:
         stopped = _train(job)
         if stopped:
@@ -65,14 +63,26 @@ def run_job(job: dict[str, Any]) -> int:
             if checkpoints.is_dir():
                 discard(checkpoints)
             sweep(checkpoints)  # the rest of an interrupted deletion
-        Records(Path(job["record"]).parent.parent).write(record, Path(job["record"]))
+        write_record(record, Path(job["record"]))
     return 0
+
+
+def _measure_steps(given: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Measure some training steps; nothing is evaluated."""
+    from snclr.train.cost import WARMUP_STEPS, measure_cost
+
+    cost = measure_cost(given, steps=steps)
+    protocol = f"median of {steps} steps after {WARMUP_STEPS} warm-up steps; full queue, no data wait"
+    return {
+        "numbers": {"seconds_per_step": cost.pop("seconds_per_step")}, "protocols": {"cost": protocol}, "cost": cost
+    }  # fmt: skip
 
 
 def _train(job: dict[str, Any]) -> int:
     """Train the run to completion; return 0 or the exit code of a stop. A complete run is not trained again."""
     from snclr.distributed.collectives import rank_and_size
     from snclr.runtime.stop import StopRequested
+    from snclr.train.cost import peak_memory
     from snclr.train.pretrain import pretrain
 
     run, attempts = RunDir(job["folder"]), Path(job["attempts"])
@@ -125,21 +135,6 @@ def _cost_of(job: dict[str, Any]) -> dict[str, Any]:
         **{name: last[name] for name in ("memory", "steps", "skipped")},
         "attempts": len(ends),
     }
-
-
-def peak_memory() -> dict[str, Any]:
-    """Return the peak memory in MB (10⁶ bytes): of tensors on a GPU, else of this process without data workers."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
-        return {"peak_mb": round(torch.cuda.max_memory_allocated() / 1e6, 1), "memory": "cuda"}
-    if (status := Path("/proc/self/status")).exists():  # ru_maxrss starts at the size of the parent process
-        size = int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
-    else:
-        import resource
-
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {"peak_mb": round(size / 1e6, 1), "memory": "process"}
 
 
 def _evaluate(job: dict[str, Any]) -> dict[str, Any]:

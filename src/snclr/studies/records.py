@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from snclr.benchmark.plan import Run
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
+from snclr.studies.runs import Run
 
 SCHEMA = 1
 _SERIES = ("loss", "same_class", "queue_knn", "positiveness_entropy", "spread", "effective_rank", "queue_fill")
@@ -46,12 +46,6 @@ class Records:
             for row in study["rows"]
         ]
 
-    def write(self, record: dict[str, Any], path: Path) -> None:
-        """Write a record atomically, one field per line so that versions can be compared."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fields = (f" {json.dumps(n)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for n, v in record.items())
-        write_atomic(path, "{\n" + ",\n".join(fields) + "\n}\n")
-
     def read_study(self, name: str) -> dict[str, Any]:
         """Read the study of that name."""
         study = _read(self.studies / f"{name}.json")
@@ -59,6 +53,13 @@ class Records:
             studies = ", ".join(sorted(path.stem for path in self.studies.glob("*.json"))) or "none"
             raise UserError(f"there is no study {name!r} in {self.folder}; studies: {studies}")
         return study
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write a record or study atomically, one field per line so that versions can be compared."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = (f" {json.dumps(n)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for n, v in record.items())
+    write_atomic(path, "{\n" + ",\n".join(fields) + "\n}\n")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
