@@ -53,16 +53,7 @@ def test_the_report_of_a_complete_run(run: Path, capsys: pytest.CaptureFixture[s
     parsed = ParsedPage(html)
     lines = read_metrics(run)
     data = parsed.data("curves-data")
-    for name in (
-        "loss",
-        "lr",
-        "spread",
-        "effective_rank",
-        "same_class",
-        "queue_knn",
-        "positiveness_entropy",
-        "neighbor_age",
-    ):
+    for name in ("loss", "lr", "spread", "effective_rank", "same_class", "queue_knn", "neighbor_age"):
         assert data[name]["value"] == [pytest.approx(line[name], rel=1e-5) for line in lines if name in line]
     assert "red/broken.png" in parsed.text()
     assert "91.20%" in parsed.text()

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.reports import page as page_module
 from snclr.reports.embedding_map import TILE, EmbeddingMap
-from snclr.reports.page import Gallery, GalleryImage, Page, render
+from snclr.reports.page import Gallery, Page, render
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.chromium import Tab, find_chromium, open_tab
 from tests.helpers.visit import hostile, requests, use
@@ -56,14 +57,15 @@ def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def a_page(names: list[str], **changes: Any) -> Page:
     used = [names[n % len(names)] for n in range(max(12, len(names)))]
-    near = [GalleryImage(one, one, IMAGE_URI, 1.0 - n / 10, 0.8, n % 2 == 0) for n, one in enumerate(used[:5])]
+    near = [Neighbor(one, n, 0.8, 1.0 - n / 10, one, n % 2 == 0) for n, one in enumerate(used[:5])]
+    rows = [NeighborRow(one, n, one, near) for n, one in enumerate(used)]
     angle = np.linspace(0, 5, len(used))
     full = Page(
         names[0], "0.1.0", complete=True, settings={"epochs": 5, "data": used[0], used[1]: used[2], "method": used[0],
         "encoder": used[1]}, records=[{"step": 10 * n, "epoch": n / 2, "loss": 9.0 - n} for n in range(1, 9)],
         results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
         skipped=[{"key": one, "reason": one} for one in used],
-        gallery=Gallery([(GalleryImage(one, one, IMAGE_URI), near) for one in used], used[0], [0.5]),
+        gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5]),
         alerts=used[:2],
         map=EmbeddingMap(
             np.stack([np.cos(angle), np.sin(angle)], 1), used, list(used),

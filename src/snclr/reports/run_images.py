@@ -24,7 +24,7 @@ from snclr.evaluation.retrieval.query_images import class_names
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session
 from snclr.reports.embedding_map import TILE, EmbeddingMap, project
-from snclr.reports.page import SIDE, Gallery, GalleryImage
+from snclr.reports.page import SIDE, Gallery
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.train.run_loader import load_method
 
@@ -58,19 +58,15 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
     queries = retrieval.Queries(dataset, y2, y1.features).take(pick_queries(y2, len(y2.ids), seed=options.seed))
     gallery = retrieval.Gallery.from_features(y2, dataset)
     ranked, _ = retrieval.neighbor_rows(queries, gallery, options.k, weigh=space.weigh)
-    rows = [
-        (
-            GalleryImage(row.key, row.label, _uri(dataset, row.index)),
-            [GalleryImage(n.key, n.label, _uri(dataset, n.index), n.w, n.cosine, n.same_class) for n in row.neighbors],
-        )
-        for row in ranked[: options.rows]
-    ]
+    rows = ranked[: options.rows]
+    shown = {image.index for row in rows for image in (row, *row.neighbors)}
+    uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
     protocol = (
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
-        f"{gallery.description}, without the query itself; center crops; purity over all {len(ranked):,} images; "
-        f"seed {options.seed}."
+        f"{gallery.description}, without the query itself; center crops; neighbor purity over all {len(ranked):,} "
+        f"images; seed {options.seed}."
     )
-    return Gallery(rows, protocol, retrieval.same_class_share(ranked))
+    return Gallery(rows, uris, protocol, retrieval.same_class_share(ranked))
 
 
 def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:
@@ -105,10 +101,6 @@ def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
         return encoder, spec.image_size, "encoder"
     method, config, _ = load_method(run.path, torch.device(device))
     return method.encoder, config.image_size, "checkpoint"
-
-
-def _uri(dataset: ImageDataset, index: int) -> str | None:
-    return _read(dataset, index, lambda image: thumbnail_uri(image, SIDE))
 
 
 def _read(dataset: ImageDataset, index: int, convert: Callable[[RGBImage], T]) -> T | None:
