@@ -11,7 +11,7 @@ import pytest
 
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.reports.curves import METRICS
-from snclr.reports.embedding_map import TILE, EmbeddingMap
+from snclr.reports.embedding_map import TILE, build_map
 from snclr.reports.page import MAX_SKIPPED, Gallery, Missing, Page, render, render_within
 from snclr.reports.text import visible
 from snclr.reports.thumbnails import thumbnail_uri
@@ -39,7 +39,7 @@ def page(names: list[str], **changes: Any) -> Page:
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
         skipped=[{"index": 0, "key": one, "reason": one} for one in some],
         gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25]),
-        map=EmbeddingMap(points, some, list(some), tiles, "p"),
+        map=build_map(points, some, list(some), tiles, "p"),
         images=1234, alerts=[some[0]], written="2030-01-02",
     )  # fmt: skip
     return replace(full, **changes)

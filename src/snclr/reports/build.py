@@ -74,7 +74,7 @@ def write_report(
             raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
     return ReportResult(
         str(path), len(html.encode()), page.included(), page.missing(),
-        images=len(page.map.keys) if isinstance(page.map, EmbeddingMap) else 0, evaluations=len(page.results),
+        images=len(page.map.dots) if isinstance(page.map, EmbeddingMap) else 0, evaluations=len(page.results),
         bad_images=len(page.skipped),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
 from snclr.reports import curves, embedding_map
-from snclr.reports.embedding_map import EmbeddingMap, map_view
+from snclr.reports.embedding_map import EmbeddingMap
 from snclr.reports.text import format_number, visible
 
 MAX_BYTES = 5_000_000
@@ -88,7 +88,7 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
     """
     candidates = [page]
     if isinstance(page.map, EmbeddingMap):
-        candidates.append(replace(page, map=replace(page.map, tiles=None)))
+        candidates.append(replace(page, map=replace(page.map, data={**page.map.data, "sprite": None})))
         candidates.append(replace(page, map=Missing(_TOO_LARGE)))
     if isinstance(page.gallery, Gallery):
         candidates.append(replace(candidates[-1], gallery=Missing(_TOO_LARGE)))
@@ -112,7 +112,7 @@ def render(page: Page) -> str:
         tiles=_tiles(page, records, charts), charts=charts,
         chart_data={chart.metric.name: chart.points for chart in charts},
         line_description=curves.describe_lines(charts),
-        map=map_view(page.map) if isinstance(page.map, EmbeddingMap) else None, results=list(page.results)[::-1],
+        map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from snclr.evaluation.retrieval.neighbors import pick_queries
 from snclr.evaluation.retrieval.query_images import class_names
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session
-from snclr.reports.embedding_map import TILE, EmbeddingMap, project
+from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
 from snclr.reports.page import SIDE, Gallery
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.train.run_loader import load_method
@@ -59,7 +59,7 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
     gallery = retrieval.Gallery.from_features(y2, dataset)
     ranked, _ = retrieval.neighbor_rows(queries, gallery, options.k, weigh=space.weigh)
     rows = ranked[: options.rows]
-    shown = {image.index for row in rows for image in (row, *row.neighbors)}
+    shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
     protocol = (
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
@@ -88,7 +88,7 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
         "are close on the map may be far apart in feature space. Labels are used for the colors only."
     )
     labeled = classes is not None and any(label is not None for label in classes)
-    return EmbeddingMap(
+    return build_map(
         points, [dataset.key(index) for index in ids], classes if labeled else None,
         np.stack([blank if tile is None else tile for tile in tiles]), protocol,
     )  # fmt: skip

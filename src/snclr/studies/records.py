@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +86,13 @@ def downsample_metrics(lines: list[dict[str, Any]], points: int = 60) -> dict[st
     """
     count = min(points, len(lines))
     windows = [lines[i * len(lines) // count : (i + 1) * len(lines) // count] for i in range(count)]
-    series: dict[str, list[float | None]] = {
-        "step": [window[-1]["step"] for window in windows],
-        "epoch": [_round(window[-1]["epoch"]) for window in windows],
-    }
+    series: dict[str, list[float | None]] = {name: [_round(w[-1][name]) for w in windows] for name in ("step", "epoch")}
     for name in _SERIES:
         values = [[line[name] for line in window if isinstance(line.get(name), (int, float))] for window in windows]
         if any(values):
-            series[name] = [_round(sum(v) / len(v)) if v else None for v in values]
+            series[name] = [_round(statistics.fmean(v)) if v else None for v in values]
     return series
 
 
 def _round(value: float) -> float:
-    return float(f"{value:.5g}")
+    return value if isinstance(value, int) else float(f"{value:.5g}")

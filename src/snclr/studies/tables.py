@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snclr.studies.records import Records
@@ -118,19 +118,20 @@ def _parts(table: Mapping[str, Any]) -> list[Part]:
 
 def _mean_part(table: Mapping[str, Any]) -> Part:
     rows = table["rows"]
-    columns: dict[str, Callable[[Any], str]] = {"row": lambda row: row["label"]}
-    for metric in table["metrics"]:
-        columns[METRICS[metric]] = lambda row, metric=metric: _mean(row, metric, ".2f", 100)  # type: ignore[misc]
+    columns = [(METRICS[metric], metric, ".2f", 100.0) for metric in table["metrics"]]
     if any("neighbor_purity" in row for row in rows):
-        columns["neighbor purity"] = lambda row: _mean(row, "neighbor_purity", ".2f", 100)
-    if any(row["tuned"] for row in rows):
-        columns["chosen"] = lambda row: ", ".join(f"{name}={value}" for name, value in row["tuned"].items()) or "–"
-    columns["seconds"] = lambda row: _mean(row, "seconds", ",.0f")
+        columns.append(("neighbor purity", "neighbor_purity", ".2f", 100.0))
+    columns.append(("seconds", "seconds", ",.0f", 1.0))
     if all("cpu_seconds" in row for row in rows):
-        columns["CPU seconds"] = lambda row: _mean(row, "cpu_seconds", ",.0f")
-    columns["peak MB"] = lambda row: _mean(row, "peak_mb", ",.0f")
-    columns["seeds"] = lambda row: str(len(row["seeds"]))
-    return list(columns), [[text(row) for text in columns.values()] for row in rows]
+        columns.append(("CPU seconds", "cpu_seconds", ",.0f", 1.0))
+    columns.append(("peak MB", "peak_mb", ",.0f", 1.0))
+    heads = ["row", *(head for head, *_ in columns), "seeds"]
+    cells = [[r["label"], *(_mean(r, *column[1:]) for column in columns), str(len(r["seeds"]))] for r in rows]
+    if any(row["tuned"] for row in rows):
+        heads.append("chosen")
+        for row, line in zip(rows, cells, strict=True):
+            line.append(", ".join(f"{name}={value}" for name, value in row["tuned"].items()) or "–")
+    return heads, cells
 
 
 def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
