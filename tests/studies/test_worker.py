@@ -61,7 +61,7 @@ def test_an_interrupted_deletion_of_checkpoints_is_completed_by_the_next_start(i
         with pytest.raises(Killed):
             worker.run_job(job)
     assert not Path(job["record"]).exists()  # not finished, so it will be started again
-    monkeypatch.setattr("snclr.train.pretrain.pretrain", lambda **_: pytest.fail("the training was complete"))
+    monkeypatch.setattr(worker, "pretrain", lambda **_: pytest.fail("the training was complete"))
     assert worker.run_job(job) == 0
     assert Path(job["record"]).exists()
     assert not [path for path in Path(job["folder"]).iterdir() if atomic.is_partial(path)]

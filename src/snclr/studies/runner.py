@@ -40,7 +40,7 @@ def start_worker(job: Path, log: Path) -> subprocess.Popen[bytes]:
             [sys.executable, "-m", "snclr.studies.worker", str(job)],
             stdin=subprocess.PIPE, stdout=output, stderr=output,
             start_new_session=True,  # Ctrl-C reaches it once, through us
-            env={**os.environ, "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore")},
+            env={"PYTHONWARNINGS": "ignore", "GOMP_SPINCOUNT": "10000", **os.environ},  # as in cli/main.py
         )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def execute(runs: Sequence[Run], options: StudyOptions, images_of: Callable[[Run
         return outcome
     progress = Progress("runs", sum(map(images_of, pending)), interval=60.0, quiet=options.quiet)
     with StopFlag() as stop, progress:
-        progress.say(f"{len(pending)} runs to do, {len(outcome.records)} finished")
+        progress.say(f"runs to do: {len(pending)}, finished: {len(outcome.records)}")
         _process(pending, options, images_of, outcome, stop, progress)
         outcome.stopped_by = stop.requested
         if stop.requested is not None:
@@ -91,7 +91,7 @@ def _process(
             trained = {run.title: min(_images(run, options), images_of(run)) for run, _ in running}
             finished = sum(images_of(run) for run in pending if run.key in outcome.records)
             if (done := finished + sum(trained.values())) > progress.done:
-                progress.update(done - progress.done, values={"runs": ", ".join(trained)})
+                progress.update(done - progress.done, values={"run": ", ".join(trained)})
             if running:
                 time.sleep(_POLL_SECONDS)
     finally:

@@ -14,20 +14,37 @@ import sys
 import threading
 import time
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from snclr import __version__
+from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir
+from snclr.data.splits import hold_out, open_splits, take
+from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
+from snclr.evaluation.features import extract_features
+from snclr.evaluation.knn import knn
+from snclr.evaluation.linear import linear_cached
+from snclr.evaluation.results import append_result
+from snclr.evaluation.scoring import match_labels
 from snclr.io.atomic import discard, sweep
 from snclr.io.jsonl import append_jsonl, read_jsonl
+from snclr.runtime.device import pick_device
+from snclr.runtime.stop import StopRequested
 from snclr.studies.records import SCHEMA, downsample_metrics, write_record
 from snclr.studies.runs import VALIDATION_SHARE
+from snclr.train.config import resolve
+from snclr.train.cost import WARMUP_STEPS, measure_cost, peak_memory
+from snclr.train.metrics import read_metrics
+from snclr.train.pretrain import pretrain
 
 
 def main(argv: list[str]) -> int:
     """Run the job of a file; return 0, 2 for bad input, 130 or 143 for a stop."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in cli/main.py
     _stop_with_parent()
     try:
         return run_job(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
@@ -40,8 +57,6 @@ def main(argv: list[str]) -> int:
 
 def run_job(job: dict[str, Any]) -> int:
     """Train or resume, evaluate, and write the record last: a run with a record is finished."""
-    from snclr.distributed.collectives import rank_and_size
-
     started, evaluation = datetime.now(timezone.utc), job["evaluation"]
     measured: dict[str, Any]
     if evaluation["kind"] == "cost":
@@ -69,8 +84,6 @@ def run_job(job: dict[str, Any]) -> int:
 
 def _measure_steps(given: dict[str, Any], steps: int) -> dict[str, Any]:
     """Measure some training steps; nothing is evaluated."""
-    from snclr.train.cost import WARMUP_STEPS, measure_cost
-
     cost = measure_cost(given, steps=steps)
     protocol = f"median of {steps} steps after {WARMUP_STEPS} warm-up steps; full queue, no data wait"
     return {
@@ -80,11 +93,6 @@ def _measure_steps(given: dict[str, Any], steps: int) -> dict[str, Any]:
 
 def _train(job: dict[str, Any]) -> int:
     """Train the run to completion; return 0 or the exit code of a stop. A complete run is not trained again."""
-    from snclr.distributed.collectives import rank_and_size
-    from snclr.runtime.stop import StopRequested
-    from snclr.train.cost import peak_memory
-    from snclr.train.pretrain import pretrain
-
     run, attempts = RunDir(job["folder"]), Path(job["attempts"])
     first = _is_first_rank()
     if first:
@@ -139,16 +147,6 @@ def _cost_of(job: dict[str, Any]) -> dict[str, Any]:
 
 def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
     """Evaluate kNN and linear accuracy on the same features; for tuning only kNN, on a part of the training set."""
-    from snclr.checkpoint.encoder_file import load_encoder
-    from snclr.data.splits import hold_out, open_splits, take
-    from snclr.distributed.collectives import rank_and_size
-    from snclr.evaluation.features import extract_features
-    from snclr.evaluation.knn import knn
-    from snclr.evaluation.linear import linear_cached
-    from snclr.evaluation.results import append_result
-    from snclr.evaluation.scoring import match_labels
-    from snclr.runtime.device import pick_device
-
     evaluation, data = job["evaluation"], job["evaluation"]["data"] or job["given"]["data"]
     train, test, description = open_splits(data, evaluation["test"])
     for path in filter(None, (data, evaluation["test"])):
@@ -182,8 +180,6 @@ def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
 
 def _metrics(folder: str) -> dict[str, Any]:
     """Return the last logged values and downsampled series of the metrics."""
-    from snclr.train.metrics import read_metrics
-
     lines = read_metrics(folder)
     last = {name: value for name, value in lines[-1].items() if name != "timing"} if lines else {}
     return {"last": last, "series": downsample_metrics(lines)}
@@ -191,10 +187,6 @@ def _metrics(folder: str) -> dict[str, Any]:
 
 def _environment(job: dict[str, Any]) -> dict[str, Any]:
     """Describe the hardware and settings that the timings depend on."""
-    import torch
-
-    from snclr.train.config import resolve
-
     config = resolve(job["given"])
     return {
         "accelerator": "cuda" if torch.cuda.is_available() and config.accelerator in ("auto", "cuda") else "cpu",
@@ -215,12 +207,8 @@ def _cpu_name() -> str:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    import snclr
-
     others = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
-    return {"snclr": snclr.__version__, "python": platform.python_version(), **others}
+    return {"snclr": __version__, "python": platform.python_version(), **others}
 
 
 def _stop_with_parent() -> None:
