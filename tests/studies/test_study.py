@@ -71,14 +71,6 @@ def numbers(job: dict) -> dict[str, float]:
     return {"knn": knn} if job["evaluation"]["kind"] == "validation" else {"knn": knn, "linear": knn + 0.02}
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    tiny_run.write_images(folder / "train")
-    tiny_run.write_images(folder / "test", each=4, seed=1)
-    return folder
-
-
 @pytest.fixture
 def figures() -> None:
     """Tests with this fixture draw the figures; others are faster without."""

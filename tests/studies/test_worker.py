@@ -18,21 +18,12 @@ from snclr.studies import worker
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import Evaluation, Row, make_run
 from snclr.train.pretrain_task import PretrainTask
-from tests.helpers import tiny_run
 
 SMALL = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
     "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
     "accelerator": "cpu", "log_every": 1, "threads": 1,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    tiny_run.write_images(folder / "train")
-    tiny_run.write_images(folder / "test", each=4, seed=1)
-    return folder
 
 
 def job_of(images: Path, out: Path, *, given: dict | None = None, **evaluation: object) -> dict:
