@@ -18,7 +18,7 @@ LAYERS = (
     {"evaluation"},
     {"exporters"},
     {"reports"},
-    {"benchmark"},
+    {"studies"},
     {"api"},
     {"cli"},
 )

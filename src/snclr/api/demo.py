@@ -36,7 +36,7 @@ class DemoResult:
     """Scores of the trained encoder, the untrained encoder and the raw pixels."""
     figure: str
     report: str
-    same_class_by_rank: list[float]
+    neighbor_purity: list[float]
     """Share of the 1st, 2nd, ... neighbors that have the image's class."""
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from snclr.reports.build import ReportOptions, ReportResult, report_path, write_report
+if TYPE_CHECKING:
+    from snclr.reports.build import ReportResult
 
 
 def report(
@@ -43,6 +45,7 @@ def report(
     """
     from snclr.checkpoint.run_dir import open_run
     from snclr.evaluation.session import session as open_session
+    from snclr.reports.build import ReportOptions, report_path, write_report
 
     options = ReportOptions(images, rows, k, embeddings, seed, workers)
     run_dir = open_run(run)
