@@ -32,7 +32,6 @@ class ReportOptions:
     embeddings: bool = True
     """False encodes no images."""
     seed: int = 0
-    workers: int = 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
