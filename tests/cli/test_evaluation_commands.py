@@ -317,7 +317,7 @@ def test_a_copy_of_the_folder_is_a_different_gallery(run, images, tmp_path):
 def test_shares_by_rank_are_recorded(run):
     result = snclr.neighbors(run, k=2, rows=3, quiet=True)
     (record,) = read_results(run, "neighbors")
-    assert list(record["numbers"].values()) == result.same_class_by_rank
+    assert list(record["numbers"].values()) == result.neighbor_purity
     assert record["protocol"] == result.protocol
     assert len(result.rows) == 3
     assert len(json.loads((run / "figures" / "neighbors.json").read_text())["rows"]) == 3

@@ -90,7 +90,7 @@ def demo(
         "raw pixels": _score([pixel_features(images, spec.image_size) for images in sets]),
     }
     neighbors = snclr.neighbors(out, rows=6, k=5, seed=seed, quiet=True)
-    shares = [share for share in neighbors.same_class_by_rank if share is not None]
+    shares = [share for share in neighbors.neighbor_purity if share is not None]
     report = snclr.report(out, rows=6, k=5, seed=seed, quiet=True)
     return DemoResult(
         str(out), time.monotonic() - start, (len(train), len(test)), train.classes, table,

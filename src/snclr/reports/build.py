@@ -21,11 +21,9 @@ from snclr.data.decode import BadImage, RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.data.splits import Subset
 from snclr.errors import UserError
-from snclr.evaluation.features import Features
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
-from snclr.evaluation.retrieval.query_images import class_names
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
@@ -51,7 +49,6 @@ class ReportOptions:
     embeddings: bool = True
     """False encodes no images."""
     seed: int = 0
-    workers: int = 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -142,19 +139,12 @@ def sample(dataset: ImageDataset, count: int, seed: int) -> ImageDataset:
 def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> Gallery:
     """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
     space = open_space(run.path, device=session.device)
-
-    def extract(network: nn.Module, role: str) -> Features:
-        return session.features(
-            run.path, network, dataset, image_size=space.image_size, role=role, workers=options.workers,
-            description="neighbors",
-        )  # fmt: skip
-
-    y2 = extract(space.search, space.role)
-    if len(y2.ids) < 2:
-        raise UserError(f"neighbors need at least two readable images; {dataset.name} has {len(y2.ids)}")
-    y1 = y2 if space.attend is None else extract(space.attend, "y1")
-    queries = retrieval.Queries(dataset, y2, y1.features).take(pick_queries(y2, len(y2.ids), seed=options.seed))
-    gallery = retrieval.Gallery.from_features(y2, dataset)
+    queries = retrieval.Queries.embed(session, space, dataset)
+    images = len(queries.y2.ids)
+    if images < 2:
+        raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
+    gallery = retrieval.Gallery.from_features(queries.y2, dataset)
+    queries = queries.take(pick_queries(queries.y2, images, seed=options.seed))
     ranked, _ = retrieval.neighbor_rows(queries, gallery, options.k, weigh=space.weigh)
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
@@ -164,20 +154,18 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
         f"{gallery.description}, without the query itself; center crops; neighbor purity over all {len(ranked):,} "
         f"images; seed {options.seed}."
     )
-    return Gallery(rows, uris, protocol, retrieval.same_class_share(ranked))
+    return Gallery(rows, uris, protocol, retrieval.neighbor_purity(ranked))
 
 
 def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:
     """Project the features of the exported encoder, or of the last checkpoint, to two dimensions."""
     encoder, image_size, role = _encoder(run, session.device)
-    features = session.features(
-        run.path, encoder, dataset, image_size=image_size, role=role, workers=options.workers, description="map"
-    )
+    features = session.features(encoder, dataset, image_size=image_size, role=role, description="map")
     ids = features.ids.tolist()
     if len(ids) < 3:
         raise UserError(f"a map needs at least three readable images; {dataset.name} has {len(ids)}")
     points, explained = project(F.normalize(features.features, dim=1).double().numpy())
-    classes = class_names(dataset, features.ids)
+    classes = retrieval.class_names(dataset, features.ids)
     blank = np.full((TILE, TILE, 3), 128, np.uint8)
     tiles = [_read(dataset, index, lambda image: square_tile(image, TILE)) for index in ids]
     protocol = (

@@ -161,7 +161,7 @@ def _tiles(page: Page, records: Sequence[dict[str, Any]], charts: Sequence[curve
 
 def _score(value: float, name: str) -> str:
     """Format a result: accuracies and shares as percent."""
-    is_share = name.startswith(("top", "same_class_at_", "accuracy")) and 0 <= value <= 1
+    is_share = name.startswith(("top", "neighbor_purity_at_", "same_class_at_", "accuracy")) and 0 <= value <= 1
     return f"{value:.2%}" if is_share else format_number(value)
 
 

@@ -152,12 +152,12 @@ def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
     for path in filter(None, (data, evaluation["test"])):
         description = description.replace(path, Path(path).name)  # records are shared: no local paths
     if evaluation["kind"] == "validation":
-        train_labels, _, _ = match_labels(train, train)
+        train_labels, _ = match_labels(train, train)
         kept, held = hold_out(train_labels, VALIDATION_SHARE, seed=0)
         train, test = take(train, kept), take(train, held)
         description += f", {VALIDATION_SHARE:.0%} of each training class held out for tuning; test split not used"
     encoder, spec = load_encoder(Path(job["folder"]))
-    train_labels, test_labels, _ = match_labels(train, test)
+    train_labels, test_labels = match_labels(train, test)
     options: dict[str, Any] = {
         "image_size": spec.image_size, "workers": 0, "quiet": True,
         "device": pick_device(job["given"].get("accelerator", "auto")),

@@ -21,8 +21,7 @@ from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
-from snclr.evaluation.retrieval.gallery import Gallery
-from snclr.evaluation.retrieval.query_images import label_of, open_queries, training_images
+from snclr.evaluation.retrieval.gallery import Gallery, label_of, open_queries, training_images
 from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss

@@ -11,9 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import open_run
+from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
+from snclr.evaluation.features import Features
+from snclr.evaluation.session import Session, run_encoder
 from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
 from snclr.methods.snclr.queue import NeighborQueue
 from snclr.train.run_loader import load_method
@@ -35,17 +37,27 @@ class EmbeddingSpace:
     image_size: int
     description: str
 
+    def features(self, session: Session, dataset: ImageDataset, description: str) -> Features:
+        """Extract the features of Eq. 3 of a dataset, or read them from the run's cache."""
+        return session.features(
+            self.search, dataset, image_size=self.image_size, role=self.role, description=description
+        )
+
+
+def encoder_space(run: str | Path) -> EmbeddingSpace:
+    """Open the space of the exported encoder's features."""
+    encoder, spec = run_encoder(run)
+    description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
+    return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
+
 
 def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> EmbeddingSpace:
     """Open the space of a run: SNCLR's projections y2 weighted by y1, or the encoder's features of other methods.
 
     With `queue`, open the space of the features in the method's queue; UserError if it has none.
     """
-    run_dir = open_run(run)
-    if not run_dir.config.is_file() and not queue:  # exported or foreign weights without heads
-        encoder, spec = load_encoder(Path(run))
-        description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
-        return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
+    if not open_run(run).config.is_file() and not queue:  # exported or foreign weights without heads
+        return encoder_space(run)
     method, config, _ = load_method(run, torch.device(device))
     criterion = getattr(method, "criterion", None)
     if isinstance(criterion, SoftNeighborLoss):
