@@ -49,7 +49,7 @@ def test_lines_come_first_then_at_the_interval_and_once_at_the_end() -> None:
 
 
 def test_time_left_is_right_straight_after_a_resume() -> None:
-    progress, clock, _ = plain(initial=900)
+    progress, clock, _ = plain(done=900)
     with progress:
         clock.now += 1
         progress.update(10)
@@ -135,7 +135,7 @@ def test_rich_is_not_imported_for_plain_lines() -> None:
 ON_TERMINAL = """
 import sys
 from snclr.runtime.progress import Progress
-with Progress("pretrain", 1000, initial=500) as progress:
+with Progress("pretrain", 1000, done=500) as progress:
     progress.update(250, 0.5, 1.5, {"loss": 3.14159})
     progress.say("checkpoint [saved]")
     print("a warning", file=sys.stderr)

@@ -77,7 +77,7 @@ def copy_stream(
         if state is not None:
             stream.load_state_dict(state)
         count = len(labels)
-        with Progress(f"copying {name}", limit, initial=count, quiet=quiet) as progress:
+        with Progress(f"copying {name}", limit, done=count, quiet=quiet) as progress:
             progress.say(f"copying {name} to {folder}, which needs the disk space of its images")
             rows = islice(enumerate(iter(stream), start=count), None if limit is None else limit - count)
             while True:
