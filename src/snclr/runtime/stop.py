@@ -44,7 +44,8 @@ def stop_with_parent() -> None:
 @contextmanager
 def sigusr1_as_sigterm() -> Iterator[None]:
     """Within the block, SIGUSR1 ends the process like SIGTERM, with the same exit code, unless it has a handler."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))
