@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from snclr.errors import OtherRankError, UserError
+from snclr.errors import OtherRankError, UserError, first_line
 from snclr.runtime.stop import StopFlag
 
 ValueT = TypeVar("ValueT")
@@ -217,7 +217,7 @@ def name_missing_ranks() -> Iterator[None]:
             missing = ", ".join(map(str, _unresponsive_ranks())) or "unknown"
         raise UserError(
             f"rank {dist.get_rank()} lost the connection to other ranks, or waited longer than the timeout. Ranks that"
-            f" do not respond: {missing}. ({str(error).splitlines()[0]})"
+            f" do not respond: {missing}. ({first_line(error)})"
         ) from error
 
 
