@@ -224,12 +224,10 @@ def name_missing_ranks() -> Iterator[None]:
 def _unresponsive_ranks() -> list[int]:
     """Exchange one byte with every other rank and return those that do not answer within a few seconds.
 
-    `dist.monitored_barrier` would not do: it names no rank that has died, waits without a limit if rank 0 is missing,
-    and is for gloo alone.
+    `dist.monitored_barrier` does not name a rank that has died, waits forever if rank 0 is missing, and needs gloo.
     """
     others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     deadline = time.monotonic() + _RESPONSE_SECONDS
-
     byte = torch.zeros(1, dtype=torch.uint8)
     works: dict[int, Any] = {}
     for rank in others:

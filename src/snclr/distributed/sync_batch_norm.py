@@ -34,9 +34,9 @@ def synchronize_batch_norm(module: ModuleT) -> ModuleT:
     if not is_distributed():
         return module
     if any(parameter.is_cuda for parameter in module.parameters()):
-        from timm.layers import convert_sync_batchnorm  # torch's own drops the activations of timm's BatchNormAct2d
+        from timm.layers.norm_act import convert_sync_batchnorm  # torch's own drops the activation of BatchNormAct2d
 
-        return convert_sync_batchnorm(module)
+        return convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
             layer.__class__ = CpuSyncBatchNorm
