@@ -164,7 +164,7 @@ class Trainer(Generic[BatchT]):
             task.load_state(checkpoint)
             start = checkpoint.step
         images, initial = task.images_after(total), task.images_after(start)
-        with Progress(self.description, images, initial=initial, quiet=self.quiet) as task.progress:
+        with Progress(self.description, images, done=initial, quiet=self.quiet) as task.progress:
             if self.opening:
                 task.progress.say(self.opening)
             if start:
