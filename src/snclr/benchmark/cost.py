@@ -23,7 +23,7 @@ def measure_cost(given: dict[str, Any], *, steps: int) -> dict[str, Any]:
 
     config = resolve({**given, "out": "unused"})
     trainer = _build_trainer(config)
-    queue = trainer.core.queue
+    queue = trainer.module.queue
     if queue is not None:
         generator = torch.Generator().manual_seed(config.seed)
         features = torch.randn(queue.length, queue.features.shape[1], generator=generator)
@@ -55,17 +55,12 @@ def _checkpoint_mb(trainer: Any) -> float:
     """Return the size of a checkpoint: weights, target network, queue and optimizer state."""
     from snclr.checkpoint.state import collect
 
-    return sum(tensor.nbytes for tensor in collect(trainer.core, trainer.optimizer.optimizer)[0].values()) / 1e6
+    return sum(tensor.nbytes for tensor in collect(trainer.module, trainer.optimizer.optimizer)[0].values()) / 1e6
 
 
 def _build_trainer(config: Any) -> Any:
     """Build a trainer, ready for its first step, without writing a run directory."""
-    from snclr.checkpoint.run_dir import RunDir
-    from snclr.train.build import build_method, encoder_spec
-    from snclr.train.pretrain import build_loader, count_classes, launch_run, open_data, prepare
+    from snclr.train.build import build_task
+    from snclr.train.pretrain import launch_run
 
-    fabric = launch_run(config)
-    dataset = open_data(config.data)
-    loader = build_loader(config, dataset, fabric)
-    method = build_method(config, encoder_spec(config), classes=count_classes(dataset))
-    return prepare(config, fabric, RunDir(config.out), dataset, loader, method)
+    return build_task(config, launch_run(config))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from cyclopts import Parameter
+
 from snclr.api.pretrain import RunPlan, plan, pretrain
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table, size
@@ -102,6 +104,7 @@ COMMANDS = {
         function=pretrain,
         show=show_pretrain,
         examples=_PRETRAIN_EXAMPLES,
+        flags={name: Parameter(group="Main options") for name in ("config", "json")},
         resume=lambda given: ["pretrain", "--resume", "--out", given["out"]],
     ),
     "plan": Command(

@@ -26,7 +26,7 @@ from snclr.evaluation.session import Session
 from snclr.reports.embedding_map import TILE, EmbeddingMap, project
 from snclr.reports.page import SIDE, Gallery, GalleryImage
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 if TYPE_CHECKING:
     from snclr.reports.build import ReportOptions
@@ -103,7 +103,7 @@ def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
     if run.encoder_weights.is_file():
         encoder, spec = load_encoder(run.path)
         return encoder, spec.image_size, "encoder"
-    method, config, _ = load_method(run.path, torch.device(device))
+    method, config = load_trained_method(run.path, torch.device(device))
     return method.encoder, config.image_size, "checkpoint"
 
 

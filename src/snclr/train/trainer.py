@@ -65,7 +65,7 @@ class TrainTask(ABC, Generic[BatchT]):
 
     @abstractmethod
     def step(self, batch: BatchT, *, log: bool) -> dict[str, Any]:
-        """Update the weights once. Return the values to log, or {} where `log` is False."""
+        """Update the weights once. Return the values to log, or {} if `log` is False."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -94,7 +94,7 @@ class LoaderTask(TrainTask[Batch]):
     """A task that trains a module on the batches of a `ViewLoader`, with their unreadable images."""
 
     loader: ViewLoader
-    core: nn.Module
+    module: nn.Module
     """The trained module, without the wrapper of Fabric."""
     optimizer: Any
     """A torch optimizer, or one wrapped by Fabric."""
@@ -117,13 +117,13 @@ class LoaderTask(TrainTask[Batch]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return module, optimizer and the list of unreadable images."""
-        tensors, plain = state.collect(self.core, getattr(self.optimizer, "optimizer", self.optimizer))
+        tensors, plain = state.collect(self.module, getattr(self.optimizer, "optimizer", self.optimizer))
         return tensors, {"optimizer": plain, "skipped": [asdict(skip) for skip in self.loader.skipped]}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.core, optimizer)
+        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.module, optimizer)
         self.loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
 
 

@@ -16,7 +16,7 @@ from snclr.checkpoint.run_dir import open_run
 from snclr.errors import UserError
 from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
 from snclr.methods.snclr.queue import NeighborQueue
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K) with a row maximum of 1."""
@@ -46,7 +46,7 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
         encoder, spec = load_encoder(Path(run))
         description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
         return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
-    method, config, _ = load_method(run, torch.device(device))
+    method, config = load_trained_method(run, torch.device(device))
     criterion = getattr(method, "criterion", None)
     if isinstance(criterion, SoftNeighborLoss):
         weigh = functools.partial(weigh_as_trained, criterion, gamma="max")
