@@ -21,7 +21,7 @@ from snclr.evaluation.detection.batches import (
     scaled_size,
 )
 from snclr.evaluation.detection.coco import CocoSet, open_coco
-from snclr.evaluation.detection.schedule import DetectSettings, learning_rate, parse_short_side, resolve, short_sides
+from snclr.evaluation.detection.settings import DetectSettings, learning_rate, resolve, short_sides
 from tests.helpers import tiny_coco
 
 SMALL = DetectSettings(iterations=10, batch_size=2, short_side=(48, 64), long_side=90, seed=5)
@@ -68,7 +68,7 @@ def test_unknown_recipes_and_sizes_are_refused():
     with pytest.raises(UserError, match="choose one of 1x, 2x, cpu"):
         resolve("3x")
     with pytest.raises(UserError, match="640-800"):
-        parse_short_side("big")
+        resolve("1x", short_side="big")
 
 
 # ---- samples

@@ -23,7 +23,7 @@ from snclr.data.transforms.rng import REPLACEMENT, uniforms
 from snclr.data.workers import in_processes
 from snclr.evaluation.detection.annotations import CocoObject, rle_runs
 from snclr.evaluation.detection.coco import CocoSet
-from snclr.evaluation.detection.schedule import DetectSettings, short_sides
+from snclr.evaluation.detection.settings import DetectSettings, short_sides
 
 GEOMETRY, SAMPLING = 0, 1
 """Streams of random numbers per image: size and flip, and the sampling of anchors and regions."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from snclr.data.sampler import epoch_order
 from snclr.errors import UserError
@@ -32,18 +29,17 @@ HELD_OUT = 5
 _SPLITS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _SINGLE_FILES = ("instances.json", "annotations.json", "_annotations.coco.json", "coco.json", "instances_default.json")
 _OTHER_TYPES = ("caption", "keypoint", "panoptic", "stuff", "image_info")
+Item = TypeVar("Item")
 
 
 class PackedObjects:
-    """Objects by image number, stored in one array of bytes: workers would copy a million small Python objects."""
+    """Objects by image number, stored as bytes: workers would copy a million small Python objects."""
 
     def __init__(self, lists: Iterable[Sequence[CocoObject]]) -> None:
-        blobs = [pickle.dumps(list(objects), protocol=5) for objects in lists]
-        self._bytes = np.frombuffer(b"".join(blobs), dtype=np.uint8)
-        self._ends = np.cumsum([0, *(len(blob) for blob in blobs)])
+        self._pickled = [pickle.dumps(list(objects), protocol=5) for objects in lists]
 
     def __getitem__(self, number: int) -> list[CocoObject]:
-        objects: list[CocoObject] = pickle.loads(self._bytes[self._ends[number] : self._ends[number + 1]].tobytes())
+        objects: list[CocoObject] = pickle.loads(self._pickled[number])
         return objects
 
 
@@ -93,8 +89,8 @@ class CocoSet:
         packed = PackedObjects(self.objects[number] for number in numbers)
         return replace(self, images=[self.images[number] for number in numbers], objects=packed)
 
-    def trained_on(self, *, keep_empty: bool) -> CocoSet:
-        """Return the images for training: those with an object other than a crowd, or all."""
+    def for_training(self, *, keep_empty: bool) -> CocoSet:
+        """Return the images to train on: those with an object other than a crowd, or all."""
         if keep_empty:
             return self
         return self.take([i for i in range(len(self)) if any(not one.crowd for one in self.objects[i])])
@@ -215,23 +211,8 @@ def find_images(folder: Path, file: Path, names: Sequence[str], given: str | Pat
     )
 
 
-def read_coco(file: Path, root: Path, images: str | Path | None = None) -> CocoSet:
+def read_coco(file: Path, root: Path, given_folder: str | Path | None = None) -> CocoSet:
     """Read an annotation file and validate it against the image folder."""
-    content, digest = _read_json(file)
-    faults: list[Fault] = []
-    categories = _categories(content["categories"], file, faults)
-    names = [entry.get("file_name") for entry in content["images"] if isinstance(entry, dict)]
-    folder = find_images(
-        root, file, [name for name in names if isinstance(name, str) and name and "\0" not in name], images
-    )
-    kept = _images(content["images"], file, folder, faults)
-    objects = _objects(content["annotations"], file, kept, categories, faults)
-    totals = {"annotation": len(content["annotations"]), "image": len(content["images"])}
-    packed = PackedObjects(objects[key] for key in kept)
-    return CocoSet(file, folder, list(kept.values()), packed, categories, faults, totals, digest)
-
-
-def _read_json(file: Path) -> tuple[dict[str, Any], str]:
     try:
         data = file.read_bytes()
         content = json.loads(data)
@@ -240,64 +221,56 @@ def _read_json(file: Path) -> tuple[dict[str, Any], str]:
     for part in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(part), list):
             raise UserError(f"{file} is not a COCO instances file: it has no list {part!r}")
-    return content, hashlib.sha256(data).hexdigest()
-
-
-@contextlib.contextmanager
-def _collect_fault(faults: list[Fault], file: Path, kind: str, entry: Any) -> Iterator[int | str | None]:
-    """Record a BadEntry of the block as a fault; yield the id of the entry, or None."""
-    key = entry.get("id") if isinstance(entry, dict) else None
-    key = key if isinstance(key, int | str) else None
-    try:
-        yield key
-    except BadEntry as error:
-        faults.append(Fault(str(file), kind, key, str(error)))
-
-
-def _categories(entries: list[Any], file: Path, faults: list[Fault]) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for entry in entries:
-        with _collect_fault(faults, file, "category", entry):
-            key, name = check_category(entry)
-            if key in names:
-                raise BadEntry("the id is not unique")
-            names[key] = name
-    if not names:
+    faults: list[Fault] = []
+    categories = dict(sorted(_usable(content["categories"], file, "category", faults, check_category)))
+    if not categories:
         raise UserError(f"{file} has no categories")
-    return dict(sorted(names.items()))
-
-
-def _images(entries: list[Any], file: Path, folder: Path, faults: list[Fault]) -> dict[int | str, CocoImage]:
-    images: dict[int | str, CocoImage] = {}
-    for entry in entries:
-        with _collect_fault(faults, file, "image", entry):
-            image = check_image(entry)
-            if image.id in images:
-                raise BadEntry("the id is not unique")
-            if not (folder / image.name).is_file():
-                raise BadEntry(f"the file {image.name} is missing in {folder}")
-            images[image.id] = image
-    return images
-
-
-def _objects(
-    entries: list[Any], file: Path, images: dict[int | str, CocoImage], categories: dict[int, str], faults: list[Fault]
-) -> dict[int | str, list[CocoObject]]:
-    objects: dict[int | str, list[CocoObject]] = {key: [] for key in images}
+    given_names = (entry.get("file_name") for entry in content["images"] if isinstance(entry, dict))
+    names = [name for name in given_names if isinstance(name, str) and name and "\0" not in name]
+    folder = find_images(root, file, names, given_folder)
+    usable_images = _usable(content["images"], file, "image", faults, lambda entry: check_image(entry, folder))
+    images = {image.id: image for image in usable_images}
     bad_images = {fault.id for fault in faults if fault.kind == "image"}
-    seen: set[int | str] = set()
+
+    def check_annotation(entry: dict[str, Any]) -> tuple[int | str, CocoObject] | None:
+        key = entry.get("image_id")
+        if not isinstance(key, int | str):
+            raise BadEntry(f"image_id is {key!r:.60}, not a number")
+        if key in images:
+            return key, check_object(entry, images[key], categories)
+        if key in bad_images:
+            return None  # reported as a fault of the image
+        raise BadEntry(f"image id {key!r:.60} is unknown")
+
+    objects: dict[int | str, list[CocoObject]] = {key: [] for key in images}
+    for key, found in _usable(content["annotations"], file, "annotation", faults, check_annotation):
+        objects[key].append(found)
+    totals = {"annotation": len(content["annotations"]), "image": len(content["images"])}
+    digest = hashlib.sha256(data).hexdigest()
+    return CocoSet(
+        file, folder, [*images.values()], PackedObjects(objects.values()), categories, faults, totals, digest
+    )
+
+
+def _usable(
+    entries: list[Any], file: Path, kind: str, faults: list[Fault], check: Callable[[dict[str, Any]], Item | None]
+) -> Iterator[Item]:
+    """Yield what `check` returns for each entry; record an entry that it rejects, or whose id is taken, as a fault."""
+    taken: set[int | str] = set()
     for entry in entries:
-        with _collect_fault(faults, file, "annotation", entry) as key:
-            image = entry.get("image_id") if isinstance(entry, dict) else None
-            if not isinstance(image, int | str):
-                raise BadEntry(f"image_id is {image!r:.60}, not a number")
-            if image not in images:
-                if image in bad_images:
-                    continue  # reported as a fault of the image
-                raise BadEntry(f"image id {image!r:.60} is unknown")
-            if key in seen:
+        key = entry.get("id") if isinstance(entry, dict) else None
+        key = key if isinstance(key, int | str) else None
+        try:
+            if not isinstance(entry, dict):
+                raise BadEntry(f"the entry is not an object: {entry!r:.60}")
+            item = check(entry)
+            if item is None:
+                continue
+            if key in taken:
                 raise BadEntry("the id is not unique")
-            objects[image].append(check_object(entry, images[image], categories))
-            if key is not None:
-                seen.add(key)
-    return objects
+        except BadEntry as error:
+            faults.append(Fault(str(file), kind, key, str(error)))
+            continue
+        if key is not None:
+            taken.add(key)
+        yield item

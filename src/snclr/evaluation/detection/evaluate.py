@@ -24,9 +24,8 @@ from snclr.evaluation.detection.detector import (
     save_detector,
 )
 from snclr.evaluation.detection.model import build_detector
-from snclr.evaluation.detection.results import DetectResult
-from snclr.evaluation.detection.schedule import DetectSettings
 from snclr.evaluation.detection.scoring import Detection, average_precision, detect_objects
+from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
 from snclr.evaluation.results import append_result
 from snclr.io.atomic import check_writable, discard, sweep, write_atomic
@@ -42,11 +41,11 @@ def evaluate_detection(
     run: Path, fabric: Any, settings: DetectSettings, *, data: str | Path, init: str, encoder: str | None,
     max_bad_share: float, detector: str | Path | None, draw: Callable[..., Any] | None, workers: int, quiet: bool,
     **files: Any,
-) -> DetectResult:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Train the detector of these settings, or open a finished one, and evaluate it on the validation images.
 
     `files` are arguments of `open_coco`; `draw` writes a figure of predictions. A stop saves a checkpoint in the run
-    directory and raises StopRequested; the same call continues.
+    directory and raises StopRequested; the same call continues. Return the record in results.jsonl.
     """
     with raise_on_all_ranks():
         train, val, description = open_coco(data, seed=settings.seed, **files)
@@ -71,7 +70,8 @@ def evaluate_detection(
         if fabric.is_global_zero:
             faults += [*val.unreadable(bad, "left out"), *trained.unreadable]
             record = _record(run, trained, val, detections, bad, faults, draw)
-    return DetectResult(**broadcast_object(record))
+    shared: dict[str, Any] = broadcast_object(record)
+    return shared
 
 
 def _open_trained(run: Path, folder: Path, val: CocoSet, fabric: Any) -> Detector:
@@ -99,7 +99,7 @@ def _train(
     with raise_on_all_ranks():
         check_batch_size(settings.batch_size, fabric.world_size)
         start = load_initial_weights(run, init, encoder, settings.seed)
-        chosen = train.trained_on(keep_empty=settings.keep_empty)
+        chosen = train.for_training(keep_empty=settings.keep_empty)
         if len(chosen) < settings.batch_size:
             raise UserError(
                 f"{train.file} has {len(chosen)} images to train on, fewer than one batch of {settings.batch_size}; "
@@ -110,8 +110,8 @@ def _train(
         # Build before the folder is created, so that an encoder that is not a ResNet leaves no files behind.
         torch.manual_seed(settings.seed)
         model = build_detector(start.encoder, start.spec, len(chosen.categories), settings)
-        task = DetectionTask(model, chosen, settings, fabric, folder / "nonfinite.json", workers)
     check_equal_across_ranks(lambda: identity["start"], f"weights in {run}")
+    task = DetectionTask(model, chosen, settings, fabric, folder / "nonfinite.json", workers)
     lock = FileLock(folder / ".detect.lock")
     checkpoints = folder / "checkpoints"
     try:
@@ -148,7 +148,7 @@ def _identity(start: InitialWeights, chosen: CocoSet, settings: DetectSettings) 
     """Return the JSON values that determine the trained weights."""
     identity = {
         "settings": asdict(settings),
-        "start": start.sha256,
+        "start": weights_digest(start.encoder.state_dict()),
         "encoder": start.spec.to_dict(),
         "data": chosen.fingerprint(),
         "categories": list(chosen.categories.items()),
@@ -175,15 +175,13 @@ def _record(
     return append_result(
         run, "detect", score.numbers(), f"{detector.protocol}; {_test_protocol(detector.settings, val, len(bad))}",
         start=detector.start, settings=asdict(detector.settings), detector=str(detector.folder), boxes=score.box,
-        masks=score.mask, classes=[asdict(one) for one in score.classes], detections=len(detections),
+        masks=score.mask, classes=score.classes, detections=len(detections),
         faults=len(faults), faults_file=None if faults_file is None else str(faults_file),
         figure=None if figure is None else str(figure), model_sha256=weights_digest(detector.model.state_dict()),
     )  # fmt: skip
 
 
-def _training_protocol(
-    s: DetectSettings, start: InitialWeights, chosen: CocoSet, total: int, world_size: int
-) -> str:  # fmt: skip
+def _training_protocol(s: DetectSettings, start: InitialWeights, chosen: CocoSet, total: int, world_size: int) -> str:
     """Describe how the detector was trained."""
     low, high = s.short_side
     norm = "synchronized over all processes" if world_size > 1 else "of one process"
