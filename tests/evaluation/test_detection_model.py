@@ -4,7 +4,6 @@ import pytest
 import torch
 from torchvision.models.detection import maskrcnn_resnet50_fpn
 
-from snclr.errors import UserError
 from snclr.evaluation.detection.batches import DetectionSteps, Sample
 from snclr.evaluation.detection.coco import open_coco
 from snclr.evaluation.detection.model import PaddedBatch, SeededSampler, build_detector, loss_counts, training_inputs
@@ -55,11 +54,6 @@ def test_the_backbone_starts_from_the_weights_of_the_encoder():
     body = build_detector(encoder, spec, 2, TINY).state_dict()
     for key, value in before.items():
         assert torch.equal(body[f"backbone.body.{key}"], value)
-
-
-def test_a_vit_is_refused():
-    with pytest.raises(UserError, match="vit_tiny is not a ResNet"):
-        build("vit_tiny", stem="auto")
 
 
 @pytest.mark.parametrize("empty", [(), (0,), (0, 1)])

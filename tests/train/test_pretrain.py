@@ -67,14 +67,9 @@ def test_a_run_writes_all_documented_files(images, tmp_path):
 
 def test_a_run_is_determined_by_settings_and_seed(images, tmp_path):
     digests = {}
-    for name, changes in {
-        "a": {},
-        "b": {},
-        "c": {"seed": 1},
-        "d": {"preset": "released"},
-        "e": {"sides": "neither"},
-    }.items():
-        snclr.pretrain(data=images, out=str(tmp_path / name), **{**TINY, **changes})
+    changes = {"a": {}, "b": {}, "c": {"seed": 1}, "d": {"preset": "released"}, "e": {"sides": "neither"}}
+    for name, changed in changes.items():
+        snclr.pretrain(data=images, out=str(tmp_path / name), **{**TINY, **changed})
         digests[name] = end_digest(tmp_path / name)
     assert digests["a"] == digests["b"]
     assert len(set(digests.values())) == 4

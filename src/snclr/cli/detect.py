@@ -40,7 +40,7 @@ def show_detect(result: DetectResult) -> None:
         print(f"… {len(result.classes) - _SHOWN_CLASSES} more classes in results.jsonl")
     print(result.protocol)
     if result.faults:
-        print(f"{result.faults} faults in annotations and images: {result.faults_file}")
+        print(f"faults in annotations and images: {result.faults}, listed in {result.faults_file}")
     if result.figure:
         print(f"predictions: {result.figure}")
 

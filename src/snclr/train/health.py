@@ -1,4 +1,7 @@
-"""Health metrics of a run: collapse of the features and quality of the neighbors. Labels are used for display only."""
+"""Health metrics of a run: collapse of the features and quality of the neighbors. Labels are used for display only.
+
+A metric without a value, such as one over no neighbors, is nan: the mean of nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,6 @@ def positiveness_entropy(w: Tensor, mask: Tensor) -> float:
     """Return the mean entropy of the weights (N, K) over its maximum: 1 if all are equal, 0 if one has all."""
     counts = mask.sum(dim=1)
     rows = counts > 1
-    if not bool(rows.any()):
-        return math.nan
     share = w[rows] / w[rows].sum(dim=1, keepdim=True).clamp(min=1e-12)
     return float((torch.special.entr(share).sum(dim=1) / counts[rows].to(w.dtype).log()).mean())
 
@@ -37,7 +38,7 @@ def positiveness_entropy(w: Tensor, mask: Tensor) -> float:
 def neighbor_purity(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> float:
     """Return the share of neighbors (N, K) with the class of their image (N,); -1 is an unknown class."""
     known = mask & (neighbor_labels >= 0) & (labels >= 0)[:, None]
-    return float((neighbor_labels == labels[:, None])[known].float().mean()) if bool(known.any()) else math.nan
+    return float((neighbor_labels == labels[:, None])[known].float().mean())
 
 
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
@@ -47,7 +48,7 @@ def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask:
     weight = torch.where(known, (similarity / KNN_TEMPERATURE).exp(), 0.0)
     votes.scatter_add_(1, neighbor_labels.clamp(min=0), weight)
     rows = known.any(dim=1) & (labels >= 0)
-    return float((votes.argmax(dim=1) == labels)[rows].float().mean()) if bool(rows.any()) else math.nan
+    return float((votes.argmax(dim=1) == labels)[rows].float().mean())
 
 
 def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, float]:
@@ -62,8 +63,8 @@ def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, 
         assert output.neighbor_ages is not None
         mask = output.neighbor_ids >= 0
         values["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
-        values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean()) if bool(mask.any()) else math.nan
-        values["neighbor_cosine"] = float(output.similarity[mask].mean()) if bool(mask.any()) else math.nan
+        values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
+        values["neighbor_cosine"] = float(output.similarity[mask].mean())
         if labels is not None:
             own, neighbors = labels[ids], labels[output.neighbor_ids.clamp(min=0)]
             values["same_class"] = neighbor_purity(own, neighbors, mask)

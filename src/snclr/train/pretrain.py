@@ -90,7 +90,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
         run = RunDir(config.out)
         if fabric.is_global_zero:  # only rank 0 holds the lock
             run = RunDir.create(config.out, resume=config.resume, overwrite=config.overwrite)
-    with run, _log_file(run, enabled=fabric.is_global_zero):
+    with run, _log_file(run) if fabric.is_global_zero else nullcontext():
         checkpoint = _find_checkpoint(run, fabric) if config.resume else None
         if fabric.is_global_zero:
             saved = {**config.to_dict(), "resume": False, "overwrite": False}
@@ -144,11 +144,8 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, *, quiet: bool) ->
 
 
 @contextmanager
-def _log_file(run: RunDir, *, enabled: bool) -> Iterator[None]:
+def _log_file(run: RunDir) -> Iterator[None]:
     """Write the log records of the block to train.log."""
-    if not enabled:
-        yield
-        return
     handler = logging.FileHandler(run.log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = _log.level

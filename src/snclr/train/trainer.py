@@ -169,29 +169,24 @@ class Trainer(Generic[BatchT]):
                 task.progress.say(self.opening)
             if start:
                 task.progress.say(f"resuming after step {start} of {total}")
-            step = self._run(start, total)
+            step = self._saved = start
+            batches = task.batches(start)
+            while step < total:
+                began = time.perf_counter()
+                batch = self._next_batch(batches, step, first=step == start)
+                if batch is None:
+                    break
+                fetched = time.perf_counter()
+                values = task.step(batch, log=(step + 1) % self.log_every == 0 or step + 1 == total)
+                step += 1
+                self._report(step, values, fetched - began, time.perf_counter() - fetched)
+                if self.save_every is not None and step % self.save_every == 0:
+                    self._save(step)
+            del batches  # end the data workers before the last checkpoint is written
+            self._save(step)
         if step < total:
             assert self.stop.requested is not None
             raise StopRequested(self.stop.requested, step, total)
-
-    def _run(self, start: int, total: int) -> int:
-        """Train until the last step or a stop; return the number of steps done in all."""
-        step = self._saved = start
-        batches = self.task.batches(start)
-        while step < total:
-            began = time.perf_counter()
-            batch = self._next_batch(batches, step, first=step == start)
-            if batch is None:
-                break
-            fetched = time.perf_counter()
-            values = self.task.step(batch, log=(step + 1) % self.log_every == 0 or step + 1 == total)
-            step += 1
-            self._report(step, values, fetched - began, time.perf_counter() - fetched)
-            if self.save_every is not None and step % self.save_every == 0:
-                self._save(step)
-        del batches  # end the data workers before the last checkpoint is written
-        self._save(step)
-        return step
 
     def _next_batch(self, batches: Iterator[BatchT], step: int, *, first: bool) -> BatchT | None:
         """Fetch the next batch and agree with the other ranks, by one all_gather.

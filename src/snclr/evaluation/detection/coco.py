@@ -142,10 +142,7 @@ def find_annotations(folder: Path, train: str | Path | None, val: str | Path | N
     train_file = _given(folder, train, "--train-annotations") if train else _search(folder, "train")
     val_file = _given(folder, val, "--val-annotations") if val else _search(folder, "val")
     if train_file is not None and val_file is None and not train:
-        raise UserError(
-            f"{folder} has training annotations ({train_file.name}) and none for validation; give --val-annotations "
-            "FILE"
-        )
+        raise UserError(f"{folder} has annotations for training ({train_file.name}) only; give --val-annotations FILE")
     singles = (parent / name for parent in (folder / "annotations", folder) for name in _SINGLE_FILES)
     train_file = train_file or next((path for path in singles if path.is_file()), None)
     if train_file is None:
@@ -165,29 +162,28 @@ def _given(folder: Path, path: str | Path, flag: str) -> Path:
 
 def _search(folder: Path, split: str) -> Path | None:
     """Return the annotation file of a split, or None; raise UserError if several match."""
+    parents = (folder / "annotations", folder)
     for name in _SPLITS[split]:
-        for pattern in (f"instances_{name}*.json", f"{name}*.json", f"*{name}*.json"):
-            for parent in (folder / "annotations", folder):
-                files = sorted(path for path in parent.glob(pattern) if _is_split(path, split, name))
-                if len(files) > 1:
-                    names = ", ".join(path.name for path in files[:4])
-                    raise UserError(
-                        f"{parent} has several files for {split}: {names}. Give --{split}-annotations FILE."
-                    )
-                if files:
-                    return files[0]
-        for single in _SINGLE_FILES:
-            if (folder / name / single).is_file():
-                return folder / name / single
+        patterns = (f"instances_{name}*.json", f"{name}*.json", f"*{name}*.json")
+        matches = [sorted(parent.glob(pattern)) for pattern in patterns for parent in parents]
+        matches += [[folder / name / single] for single in _SINGLE_FILES]
+        for paths in matches:
+            files = [path for path in paths if path.is_file() and _is_split(path.stem.lower(), split, name)]
+            if len(files) > 1:
+                names = ", ".join(path.name for path in files[:4])
+                raise UserError(
+                    f"{files[0].parent} has several files for {split}: {names}. Give --{split}-annotations FILE."
+                )
+            if files:
+                return files[0]
     return None
 
 
-def _is_split(path: Path, split: str, name: str) -> bool:
+def _is_split(stem: str, split: str, name: str) -> bool:
     """Exclude other annotation types (captions, keypoints, panoptic) and the other split."""
-    stem = path.stem.lower()
     others = [other for key, names in _SPLITS.items() if key != split for other in names]
     other_split = any(other in stem for other in others) and not stem.startswith((name, f"instances_{name}"))
-    return path.is_file() and not other_split and not any(kind in stem for kind in _OTHER_TYPES)
+    return not other_split and not any(kind in stem for kind in _OTHER_TYPES)
 
 
 def find_images(folder: Path, file: Path, names: Sequence[str], given: str | Path | None) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from snclr.distributed.collectives import barrier, broadcast_object, check_equal_across_ranks, raise_on_all_ranks
+from snclr.distributed.collectives import broadcast_object, check_equal_across_ranks, raise_on_all_ranks
 from snclr.distributed.launch import check_batch_size
 from snclr.errors import UserError
 from snclr.evaluation.detection.annotations import Fault
@@ -56,7 +56,7 @@ def evaluate_detection(
     faults = list(dict.fromkeys([*train.faults, *val.faults]))
     if faults and not quiet:
         shown = "".join(f"\n  {fault}" for fault in faults[:_SHOWN_FAULTS])
-        print(f"warning: {len(faults)} faults in the annotations, such as{shown}", file=sys.stderr)
+        print(f"warning: faults in the annotations ({len(faults)} in all), such as{shown}", file=sys.stderr)
     if detector is not None:
         trained = _open_trained(run, Path(detector), val, fabric)
     else:
@@ -102,8 +102,8 @@ def _train(
         chosen = train.for_training(keep_empty=settings.keep_empty)
         if len(chosen) < settings.batch_size:
             raise UserError(
-                f"{train.file} has {len(chosen)} images to train on, fewer than one batch of {settings.batch_size}; "
-                f"give --batch-size {max(1, len(chosen))} or less"
+                f"too few images of {train.file} have objects: {len(chosen)}, fewer than one batch of "
+                f"{settings.batch_size}. Give --batch-size {max(1, len(chosen))} or less."
             )
         identity = _identity(start, chosen, settings)
         folder = run / f"detect-{start.tag}-{sha256_json(identity)[:12]}"
@@ -121,27 +121,28 @@ def _train(
                 sweep(checkpoints)
         with raise_on_all_ranks():
             trained = open_detector(folder, fabric.device)
-        if trained is None:
-            with StopFlag() as stop:
-                Trainer(
-                    task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
-                    opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
-                    device=fabric.device, quiet=quiet,
-                ).fit(load_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
+        if trained is not None:
+            if not quiet:
+                print(f"already trained: {folder}; evaluating it", file=sys.stderr)
+            return trained
+        with StopFlag() as stop:
+            Trainer(
+                task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
+                opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
+                device=fabric.device, quiet=quiet,
+            ).fit(load_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
+        with raise_on_all_ranks():
             if fabric.is_global_zero:
                 protocol = _training_protocol(settings, start, chosen, len(train), fabric.world_size)
                 save_detector(task, folder, identity, start=start.description, protocol=protocol)
                 if checkpoints.is_dir():
                     discard(checkpoints)
-            barrier()
-            with raise_on_all_ranks():
-                trained = open_detector(folder, fabric.device)
-        elif not quiet:
-            print(f"already trained: {folder}; evaluating it", file=sys.stderr)
+        with raise_on_all_ranks():
+            trained = open_detector(folder, fabric.device)
+        assert trained is not None
+        return trained
     finally:
         lock.release()
-    assert trained is not None
-    return trained
 
 
 def _identity(start: InitialWeights, chosen: CocoSet, settings: DetectSettings) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def _record(
 def _training_protocol(s: DetectSettings, start: InitialWeights, chosen: CocoSet, total: int, world_size: int) -> str:
     """Describe how the detector was trained."""
     low, high = s.short_side
-    norm = "synchronized over all processes" if world_size > 1 else "of one process"
+    norm = "synchronized over all ranks" if world_size > 1 else "of one rank"
     stem = start.spec.stem
     stem = "" if stem == "standard" else f", low-resolution stem {stem!r} brought to stride 4 by pooling"
     empty = f" ({total - len(chosen):,} without objects left out)" if total != len(chosen) else ""
@@ -201,7 +202,7 @@ def _training_protocol(s: DetectSettings, start: InitialWeights, chosen: CocoSet
 def _test_protocol(s: DetectSettings, val: CocoSet, unreadable: int) -> str:
     """Describe how the detector was tested."""
     objects = sum(not one.crowd for number in range(len(val)) for one in val.objects[number])
-    left_out = f", {unreadable} unreadable ones left out" if unreadable else ""
+    left_out = f", {unreadable} of them unreadable and left out" if unreadable else ""
     return (
         f"tested once, after the last iteration, at short side {s.short_side[1]} px on {len(val):,} images "
         f"({objects:,} objects, {len(val.categories)} classes) of {val.file}{left_out}; AP by pycocotools: IoU 0.50 to "

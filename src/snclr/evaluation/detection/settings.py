@@ -59,6 +59,12 @@ class DetectSettings:
             )
 
     @property
+    def short_sides(self) -> tuple[int, ...]:
+        """Short sides that training draws from: six, equally spaced, such as 640, 672 … 800."""
+        low, high = self.short_side
+        return tuple(sorted({round(low + (high - low) * part / 5) for part in range(6)}))
+
+    @property
     def milestones(self) -> tuple[int, int]:
         """Iterations after which the learning rate is divided by 10."""
         return round(self.iterations * 2 / 3), round(self.iterations * 8 / 9)
@@ -113,13 +119,3 @@ def learning_rate(step: int, settings: DetectSettings) -> float:
         factor = _WARMUP_FACTOR + (1 - _WARMUP_FACTOR) * step / settings.warmup
     tenths = sum(step >= milestone for milestone in settings.milestones)
     return settings.peak_lr * factor * 0.1**tenths
-
-
-def short_sides(settings: DetectSettings) -> tuple[int, ...]:
-    """Return the short sides that training draws from: six, equally spaced.
-
-    >>> short_sides(DetectSettings())
-    (640, 672, 704, 736, 768, 800)
-    """
-    low, high = settings.short_side
-    return tuple(sorted({round(low + (high - low) * part / 5) for part in range(6)}))
