@@ -13,7 +13,7 @@ from snclr.checkpoint.encoder_file import save_encoder
 from snclr.checkpoint.foreign import read_weights
 from snclr.errors import UserError
 from snclr.models.encoders import build_encoder, resolve_encoder
-from snclr.train.pretrain import initialize
+from snclr.train.build import initialize_encoders
 
 RESNET = resolve_encoder("resnet18", image_size=96)
 TINY = resolve_encoder("resnet10-tiny", image_size=32)
@@ -242,7 +242,7 @@ def test_the_encoder_and_the_target_network_both_get_the_weights(tmp_path, capsy
     state = weights(VIT, 7)
     torch.save({f"module.base_encoder.{key}": value for key, value in state.items()}, tmp_path / "w.pth.tar")
     encoder, momentum = build_encoder(VIT), build_encoder(VIT)
-    initialize([encoder, momentum], VIT, str(tmp_path / "w.pth.tar"), quiet=False)
+    initialize_encoders([encoder, momentum], VIT, str(tmp_path / "w.pth.tar"), quiet=False)
     assert same(state, encoder.state_dict())
     assert same(state, momentum.state_dict())
     printed = capsys.readouterr().err

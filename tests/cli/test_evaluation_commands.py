@@ -28,7 +28,7 @@ from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import read_results
 from snclr.methods.snclr.loss import positiveness
 from snclr.runtime.stop import StopRequested
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 from tests.helpers import tiny_run
 
 
@@ -260,7 +260,7 @@ def test_neighbors_of_an_image_are_weighted_as_in_training(run, images, capsys):
     assert Path(result["figure"]).is_file()
     assert json.loads(Path(result["table"]).read_text())["rows"] == result["rows"]
 
-    method, config, _ = load_method(run)
+    method, config = load_trained_method(run)
     with torch.no_grad():  # make f1 and f2 matter, and check against Eq. 4 by hand
         dataset = open_dataset(images)
         index = [dataset.key(i) for i in range(len(dataset))].index("red/red_3.png")

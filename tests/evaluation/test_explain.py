@@ -20,7 +20,7 @@ from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import FORMS, SIDES, SoftNeighborLoss
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 from tests.helpers import tiny_run
 from tests.methods import naive
 
@@ -99,7 +99,7 @@ def test_the_loss_is_half_of_the_loss_in_training(images, form, tmp_path):
         warmup_epochs=0, times_2tau=True,
     )  # fmt: skip
     done = snclr.explain(run, images / "blue/blue_4.png", quiet=True)
-    method, config, _ = load_method(run)
+    method, config = load_trained_method(run)
     x = normalize(center_crop(decode(images / "blue/blue_4.png"), config.image_size)[None])
     with torch.no_grad():
         own = sorted(path.name for path in (images / "blue").iterdir()).index("blue_4.png")  # blue comes first

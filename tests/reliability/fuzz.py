@@ -36,7 +36,7 @@ from snclr.data.shards.manifest import INDEX, MANIFEST, Manifest, ShardEntry, wr
 from snclr.errors import UserError
 from snclr.models.encoders import EncoderSpec, resolve_encoder
 from snclr.train.metrics import read_metrics
-from snclr.train.run_loader import resume_config
+from snclr.train.saved_run import config_for_resume
 from tests.reliability.harness import SETTINGS, Workshop
 from tests.reliability.payloads import _resign
 
@@ -241,7 +241,7 @@ def _settings(work: Path, chance: random.Random) -> None:
         except yaml.YAMLError:
             data = repr(values).encode(errors="surrogatepass")
     (work / "config.yaml").write_bytes(data)
-    resume_config({"out": str(work), "resume": True})
+    config_for_resume({"out": str(work), "resume": True})
 
 
 def _metrics(work: Path, chance: random.Random) -> None:

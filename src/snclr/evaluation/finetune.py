@@ -111,7 +111,7 @@ class FinetuneTask(LoaderTask):
     def __post_init__(self) -> None:
         self.model.to(self.device)
         self.model.encoder.to(memory_format=torch.channels_last)
-        self.model = self.core = synchronize_batch_norm(self.model)
+        self.model = self.module = synchronize_batch_norm(self.model)
         s = self.settings
         self.rank, self.world_size = rank_and_size()
         groups = [{"params": [p for p in self.model.encoder.parameters() if p.requires_grad], "lr": s.lr}]

@@ -33,7 +33,7 @@ from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.train.config import read_config
 from snclr.train.metrics import read_metrics
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
     if run.encoder_weights.is_file():
         encoder, spec = load_encoder(run.path)
         return encoder, spec.image_size, "encoder"
-    method, config, _ = load_method(run.path, torch.device(device))
+    method, config = load_trained_method(run.path, torch.device(device))
     return method.encoder, config.image_size, "checkpoint"
 
 

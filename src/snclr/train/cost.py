@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from snclr.checkpoint.run_dir import RunDir
 from snclr.checkpoint.state import collect
 from snclr.runtime.threads import limit_threads
-from snclr.train.build import build_method, encoder_spec
+from snclr.train.build import build_task
 from snclr.train.config import resolve
-from snclr.train.pretrain import build_loader, count_classes, launch_run, open_data, prepare
+from snclr.train.pretrain import launch_run
 
 WARMUP_STEPS = 3
 """Steps before the measurement: the first steps allocate memory and wait for the data workers."""
@@ -29,19 +28,15 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
     The queue is filled with random features first, so that every search covers its whole length.
     """
     config = resolve({**settings, "out": "unused"})
-    fabric = launch_run(config)
-    dataset = open_data(config.data)
-    loader = build_loader(config, dataset, fabric)
-    method = build_method(config, encoder_spec(config), classes=count_classes(dataset))
-    task = prepare(config, fabric, RunDir(config.out), dataset, loader, method)
-    queue = task.core.queue
+    task = build_task(config, launch_run(config))
+    queue = task.module.queue
     if queue is not None:
         generator = torch.Generator().manual_seed(config.seed)
         features = torch.randn(queue.length, queue.features.shape[1], generator=generator)
         queue.push(features.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
     durations: list[float] = []
     ends: list[float] = []
-    batches: Any = loader.batches(0, WARMUP_STEPS + steps)
+    batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
     with limit_threads(config.threads), contextlib.closing(batches):
         for batch in batches:
             start = time.perf_counter()
@@ -55,7 +50,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
         "seconds": round(sum(durations), 3), "steps": steps,
         "queue_mb": 0.0 if queue is None else round(queue.features.nbytes / 1e6, 3),
         "seconds_with_views": (ends[-1] - ends[WARMUP_STEPS - 1]) / steps,
-        "state_mb": sum(tensor.nbytes for tensor in collect(task.core, task.optimizer.optimizer)[0].values()) / 1e6,
+        "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer)[0].values()) / 1e6,
         **peak_memory(),
     }  # fmt: skip
 

@@ -65,7 +65,7 @@ class TrainTask(ABC, Generic[BatchT]):
 
     @abstractmethod
     def step(self, batch: BatchT, *, log: bool) -> dict[str, Any]:
-        """Update the weights once. Return the values to log, or {} where `log` is False."""
+        """Update the weights once. Return the values to log, or {} if `log` is False."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -94,7 +94,7 @@ class LoaderTask(TrainTask[Batch]):
     """A task that trains a module on the batches of a `ViewLoader`, with their unreadable images."""
 
     loader: ViewLoader
-    core: nn.Module
+    module: nn.Module
     """The trained module, without the wrapper of Fabric."""
     optimizer: Any
     """A torch optimizer, or one wrapped by Fabric."""
@@ -117,13 +117,13 @@ class LoaderTask(TrainTask[Batch]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return module, optimizer and the list of unreadable images."""
-        tensors, plain = state.collect(self.core, getattr(self.optimizer, "optimizer", self.optimizer))
+        tensors, plain = state.collect(self.module, getattr(self.optimizer, "optimizer", self.optimizer))
         return tensors, {"optimizer": plain, "skipped": [asdict(skip) for skip in self.loader.skipped]}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.core, optimizer)
+        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.module, optimizer)
         self.loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
 
 
@@ -169,29 +169,24 @@ class Trainer(Generic[BatchT]):
                 task.progress.say(self.opening)
             if start:
                 task.progress.say(f"resuming after step {start} of {total}")
-            step = self._run(start, total)
+            step = self._saved = start
+            batches = task.batches(start)
+            while step < total:
+                began = time.perf_counter()
+                batch = self._next_batch(batches, step, first=step == start)
+                if batch is None:
+                    break
+                fetched = time.perf_counter()
+                values = task.step(batch, log=(step + 1) % self.log_every == 0 or step + 1 == total)
+                step += 1
+                self._report(step, values, fetched - began, time.perf_counter() - fetched)
+                if self.save_every is not None and step % self.save_every == 0:
+                    self._save(step)
+            del batches  # end the data workers before the last checkpoint is written
+            self._save(step)
         if step < total:
             assert self.stop.requested is not None
             raise StopRequested(self.stop.requested, step, total)
-
-    def _run(self, start: int, total: int) -> int:
-        """Train until the last step or a stop; return the number of steps done in all."""
-        step = self._saved = start
-        batches = self.task.batches(start)
-        while step < total:
-            began = time.perf_counter()
-            batch = self._next_batch(batches, step, first=step == start)
-            if batch is None:
-                break
-            fetched = time.perf_counter()
-            values = self.task.step(batch, log=(step + 1) % self.log_every == 0 or step + 1 == total)
-            step += 1
-            self._report(step, values, fetched - began, time.perf_counter() - fetched)
-            if self.save_every is not None and step % self.save_every == 0:
-                self._save(step)
-        del batches  # end the data workers before the last checkpoint is written
-        self._save(step)
-        return step
 
     def _next_batch(self, batches: Iterator[BatchT], step: int, *, first: bool) -> BatchT | None:
         """Fetch the next batch and agree with the other ranks, by one all_gather.

@@ -22,8 +22,8 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.evaluation.detection.batches import DetectionSteps, StepSamples, read_items
 from snclr.evaluation.detection.coco import CocoSet
-from snclr.evaluation.detection.model import loss_counts, prepare
-from snclr.evaluation.detection.schedule import DetectSettings, learning_rate
+from snclr.evaluation.detection.model import loss_counts, training_inputs
+from snclr.evaluation.detection.settings import DetectSettings, learning_rate
 from snclr.train.trainer import TrainTask, check_finite
 
 
@@ -75,7 +75,7 @@ class DetectionTask(TrainTask[StepSamples]):
         height, width = all_gather(sizes.to(self.fabric.device)).amax(0).tolist()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(batch.step, self.settings)
-        losses = self.wrapped(*prepare(self.model, batch.samples, self.fabric.device, (height, width)))
+        losses = self.wrapped(*training_inputs(self.model, batch.samples, self.fabric.device, (height, width)))
         loss = self._global_loss(losses)
         check_finite(
             batch.step, loss, [sample.number for sample in batch.samples], report=self.nonfinite,

@@ -27,7 +27,7 @@ from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
 from snclr.methods.snclr.queue import nearest_neighbors
 from snclr.runtime.device import pick_device
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
 DENOMINATORS = {
@@ -52,7 +52,7 @@ def explain_image(
 ) -> Explanation:  # fmt: skip
     """Explain the loss of one image among the run's queue or the images of a dataset; write the figure."""
     device = pick_device(device)
-    method, config, _ = load_method(run, torch.device(device))
+    method, config = load_trained_method(run, torch.device(device))
     if config.method != "snclr":
         raise UserError(
             f"{run} was trained with {config.method}; explain needs a run of --method snclr. For the most similar "

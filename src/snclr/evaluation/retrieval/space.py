@@ -18,7 +18,7 @@ from snclr.evaluation.features import Features
 from snclr.evaluation.session import Session, run_encoder
 from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
 from snclr.methods.snclr.queue import NeighborQueue
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K) with a row maximum of 1."""
@@ -58,7 +58,7 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
     """
     if not open_run(run).config.is_file() and not queue:  # exported or foreign weights without heads
         return encoder_space(run)
-    method, config, _ = load_method(run, torch.device(device))
+    method, config = load_trained_method(run, torch.device(device))
     criterion = getattr(method, "criterion", None)
     if isinstance(criterion, SoftNeighborLoss):
         weigh = functools.partial(weigh_as_trained, criterion, gamma="max")
