@@ -101,10 +101,7 @@ def save_checkpoint(
                 name: {"sha256": sha256_file(partial / name), "size": (partial / name).stat().st_size}
                 for name in (TENSORS, INFO)
             }
-            body = {"schema": SCHEMA, "step": step, "files": files}
-            # The manifest has a hash of itself: a flipped bit in its step or schema must be recognized as damage.
-            manifest = json.dumps({**body, "manifest_sha256": _digest(body)}, indent=1).encode() + b"\n"
-            write_synced(partial / MANIFEST, manifest)
+            write_synced(partial / MANIFEST, _manifest_bytes({"schema": SCHEMA, "step": step, "files": files}))
             fsync_path(partial)
             os.rename(partial, target.with_name(target.name + ".new") if target.exists() else target)
             fsync_path(folder)
@@ -183,6 +180,11 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         raise
     fsync_path(path)
+
+
+def _manifest_bytes(body: dict[str, Any]) -> bytes:
+    """Add a hash of the manifest itself: a flipped bit in its step or schema must be recognized as damage."""
+    return json.dumps({**body, "manifest_sha256": _digest(body)}, indent=1).encode() + b"\n"
 
 
 def _digest(manifest: dict[str, Any]) -> str:
