@@ -1,4 +1,4 @@
-"""The command line with a fault on one rank; run by torchrun or `tests.distributed.ranks.run`.
+"""The command line with a fault on one rank; run by torchrun or `tests.distributed.launcher.run`.
 
 usage: fault_worker.py slow SECONDS ARGUMENTS …      rank 0 is slow to open the dataset
        fault_worker.py stuck STEP ARGUMENTS …        rank 1 never gets the batch of that step

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from snclr.api.pack import pack
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.shards.dataset import WINDOW
-from tests.distributed.ranks import snclr
+from tests.distributed.launcher import snclr
 from tests.helpers.web import serving
 
 TINY = (

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from snclr.checkpoint.format import latest_checkpoint
-from tests.distributed.ranks import run, snclr, torchrun
+from tests.distributed.launcher import run, snclr, torchrun
 from tests.helpers.state_digest import digest
 
 TINY = (

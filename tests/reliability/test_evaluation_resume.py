@@ -36,8 +36,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    run = shutil.copytree(trained, tmp_path_factory.mktemp("undisturbed") / "run")
+def reference(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    run = shutil.copytree(trained, tmp_path_factory.mktemp("reference") / "run")
     return snclr.linear(run, **SETTINGS, quiet=True).to_dict()
 
 
@@ -66,7 +66,7 @@ def stop_in_the_middle(run: Path, number: signal.Signals) -> tuple[int, str]:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_the_same_command_continues_with_the_same_result(
     trained: Path,
-    undisturbed: dict[str, Any],
+    reference: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
@@ -83,5 +83,5 @@ def test_the_same_command_continues_with_the_same_result(
     assert read_results(run) == []
     result = snclr.linear(run, **SETTINGS).to_dict()
     assert "resuming after step" in capsys.readouterr().err
-    assert {**result, "time": None} == {**undisturbed, "time": None}
+    assert {**result, "time": None} == {**reference, "time": None}
     assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["features"]

@@ -1,6 +1,6 @@
 """Two "hosts" on one machine: network namespaces with a cable between them that can be cut and mended.
 
-Each has its own loopback, one address and no other way out. Files and the host's name are shared. `cable_cut` is a
+Each has its own loopback, one address and no other way out. Files and the host's name are shared. `link_cut` is a
 trial as `tests/reliability/promises.py` lists them.
 """
 
@@ -19,7 +19,7 @@ import pytest
 
 from snclr.checkpoint.format import Checkpoint, latest_checkpoint
 from tests.helpers.state_digest import digest
-from tests.reliability.harness import Workshop, last_step
+from tests.reliability.harness import Sandbox, last_step
 
 PORT = 29400
 TIMEOUT = 10.0
@@ -71,7 +71,7 @@ class Hosts:
             for side, name in enumerate(self.names):
                 _ip("-n", name, "link", "set", "lo", "up")
                 _ip("-n", name, "addr", "add", f"{self.addresses[side]}/24", "dev", f"cable{side}")
-            self.mend()
+            self.restore()
         except BaseException:
             self.close()
             raise
@@ -81,7 +81,7 @@ class Hosts:
         for side, name in enumerate(self.names):
             _ip("-n", name, "link", "set", f"cable{side}", "down")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Both ends up."""
         for side, name in enumerate(self.names):
             _ip("-n", name, "link", "set", f"cable{side}", "up")
@@ -156,7 +156,7 @@ class Job:
             assert time.monotonic() < deadline, f"no error after {HANG_SECONDS:.0f} s:\n" + "\n---\n".join(self.said)
             time.sleep(0.05)
 
-    def reach(self, step: int) -> None:
+    def wait_for_step(self, step: int) -> None:
         """Wait until the run has done that many steps."""
         deadline = time.monotonic() + HANG_SECONDS
         while last_step(self.out) < step:
@@ -173,21 +173,21 @@ def end_of(out: Path) -> Checkpoint:
     return found
 
 
-def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, undisturbed: Path, *, strict: bool = False) -> None:
-    """Cut the link after that step: both ranks name the missing one and end; a restart gives the undisturbed result.
+def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, reference: Path, *, strict: bool = False) -> None:
+    """Cut the link after that step: both ranks name the missing one and end; a restart gives the reference result.
 
     With `strict` the ranks must end within the timeout and `MARGIN`. torchrun's agent on the second host waits for its
     rendezvous in code that no signal interrupts until TCP gives up, so the link is restored before the agents end.
     """
     job = Job(hosts, data, out)
-    job.reach(step)
+    job.wait_for_step(step)
     hosts.cut()
     began = time.monotonic()
     try:
         job.wait_for_errors()
         took = time.monotonic() - began
     finally:
-        hosts.mend()
+        hosts.restore()
     codes = job.wait()
     assert 0 not in codes, job.said
     assert hosts.empty(), "no process outlives its job"
@@ -196,25 +196,32 @@ def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, undisturbed:
     )
     for side, said in enumerate(job.said):  # each names the one it cannot hear
         assert f"Ranks that do not respond: {1 - side}." in said, said
-    before, expected = end_of(out), end_of(undisturbed)
+    before, expected = end_of(out), end_of(reference)
     assert 0 < before.step < expected.step
     again = Job(hosts, data, out)
     assert again.wait() == [0, 0], again.said
     assert f"resuming after step {before.step} of {expected.step}" in "".join(again.said)
     found = end_of(out)
     assert digest(found.tensors, found.step) == digest(expected.tensors, expected.step)
-    assert (out / "encoder.safetensors").read_bytes() == (undisturbed / "encoder.safetensors").read_bytes()
+    assert (out / "encoder.safetensors").read_bytes() == (reference / "encoder.safetensors").read_bytes()
 
 
-def cable_cut(shop: Workshop, seed: int) -> None:
+def link_cut(sandbox: Sandbox, seed: int) -> None:
     """The link between two hosts is cut in mid-training: both end in the set time, and a restart is bit-identical."""
     if reason := why_not():
         pytest.skip(reason)
-    hosts, undisturbed = Hosts(), shop.root / "undisturbed-hosts"
+    hosts, reference = Hosts(), sandbox.root / "reference-hosts"
     try:
-        if not (undisturbed / "encoder.safetensors").exists():
-            job = Job(hosts, shop.images, undisturbed)
+        if not (reference / "encoder.safetensors").exists():
+            job = Job(hosts, sandbox.images, reference)
             assert job.wait() == [0, 0], job.said
-        cut_and_restart(hosts, shop.images, shop.place("cut"), 5 + 7 * seed % 32, undisturbed, strict=shop.strict)
+        cut_and_restart(
+            hosts,
+            sandbox.images,
+            sandbox.new_path("cut"),
+            5 + 7 * seed % 32,
+            reference,
+            strict=sandbox.check_time_limits,
+        )
     finally:
         hosts.close()

@@ -16,18 +16,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tests.reliability.zygote import ONE_THREAD, Zygote
+from tests.reliability.fork_server import ONE_THREAD, ForkServer
 
 _GRACE_SECONDS = 30.0
 """What torchrun gives the others when one of its processes has failed."""
 
 
 @functools.cache
-def _zygote() -> Zygote:
+def _fork_server() -> ForkServer:
     """One for all tests of this process."""
-    zygote = Zygote()
-    atexit.register(zygote.close)
-    return zygote
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
@@ -53,7 +53,7 @@ def run(
             "cwd": str(cwd or Path.cwd()),
         }  # fmt: skip
         variables = [_variables(rank, processes, store.port) for rank in range(processes)] if processes > 1 else [{}]
-        pids = [_zygote().ask({**order, "env": {**os.environ, **ONE_THREAD, **own}}) for own in variables]
+        pids = [_fork_server().request({**order, "env": {**os.environ, **ONE_THREAD, **own}}) for own in variables]
         code = _wait_for_all(pids, time.monotonic() + timeout)
         printed, said = output.read_text(), errors.read_text()
     if code is None:
@@ -77,7 +77,7 @@ def _wait_for_all(pids: list[int], deadline: float) -> int | None:
     late = False
     while len(codes) < len(pids):
         for pid in [pid for pid in pids if pid not in codes]:
-            code: Any = _zygote().ask({"poll": pid})
+            code: Any = _fork_server().request({"poll": pid})
             if code is not None:
                 codes[pid] = code
                 if code and failed is None:
