@@ -1,4 +1,4 @@
-"""One sandbox for all trials of a test process: its fork server imports torch once."""
+"""One sandbox for all trials of a test process."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ keys: "errors" (path for stderr), "env" (the whole environment), "cwd", "faults"
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import importlib
 import json
@@ -19,6 +21,7 @@ import pkgutil
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,35 @@ ONE_THREAD = {
 ENVIRONMENT = {**os.environ, **ONE_THREAD}
 
 
+class ForkedProcess:
+    """A child of the fork server, with the methods of `subprocess.Popen` that the tests use."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server = server
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative: the signal that ended it), or None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.request({"poll": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end and return the exit code."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to the process, or to its process group, if it still runs."""
+        if self.poll() is None:
+            (os.killpg if group else os.kill)(self.pid, number)
+
+
 class ForkServer:
     """A running fork server; `close` ends it."""
 
@@ -42,6 +74,10 @@ class ForkServer:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT,
         )  # fmt: skip
         self._read_response()
+
+    def start(self, arguments: list[str], **options: Any) -> ForkedProcess:
+        """Start a command; the options are the keys of a request."""
+        return ForkedProcess(self, self.request({"run": arguments, **options}))
 
     def request(self, request: dict[str, Any]) -> Any:
         """Send one request and return the response."""
@@ -56,9 +92,17 @@ class ForkServer:
         assert line, "the fork server has died"
         return json.loads(line)
 
-    def close(self, timeout: float = 60) -> None:
+    def close(self, timeout: float = 290) -> None:
         """Close its input, which ends it."""
         self._process.communicate(timeout=timeout)
+
+
+@functools.cache
+def shared_fork_server() -> ForkServer:
+    """Return the fork server of this process, started on first use."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 def serve() -> dict[str, Any] | None:

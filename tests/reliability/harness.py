@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from PIL import Image
 from snclr.checkpoint.format import Checkpoint, latest_checkpoint, load_checkpoint
 from snclr.train.metrics import read_metrics
 from tests.helpers.state_digest import digest
-from tests.reliability.fork_server import ForkServer
+from tests.reliability.fork_server import ForkedProcess, shared_fork_server
 
 BATCHES, EPOCHS, CHECKPOINT_EVERY = 4, 4, 3
 STEPS = BATCHES * EPOCHS
@@ -53,41 +53,37 @@ def write_images(folder: Path, count: int = 70) -> Path:
 class Command:
     """A running `snclr` command; `output` is everything it has printed."""
 
-    sandbox: Sandbox
-    pid: int
+    process: ForkedProcess
     out: Path
     log: Path
-    code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def alive(self) -> bool:
-        if self.code is None:
-            self.code = self.sandbox.request({"poll": self.pid})
-        return self.code is None
+        return self.process.poll() is None
 
     def wait(self, seconds: float = HANG_SECONDS) -> int:
         """Wait for the end and return the exit code (negative: the signal that ended it)."""
-        deadline = time.monotonic() + seconds
-        while self.alive():
-            if time.monotonic() > deadline:
-                self.send(signal.SIGKILL, group=True)
-                raise AssertionError(f"still running after {seconds:.0f} s:\n{self.output[-2000:]}")
-            time.sleep(0.005)
-        assert self.code is not None
-        return self.code
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL, group=True)
+            raise AssertionError(f"still running after {seconds:.0f} s:\n{self.output[-2000:]}") from None
 
     def expect_exit(self, code: int) -> str:
         """Wait for the end, check the exit code and return the output."""
-        assert self.wait() == code, f"exit code {self.code} instead of {code}:\n{self.output[-3000:]}"
+        assert self.wait() == code, f"exit code {self.process.returncode} instead of {code}:\n{self.output[-3000:]}"
         return self.output
 
     def send(self, number: int, *, group: bool = False) -> None:
         """Send a signal to the process, or to its group with the dataloader workers, if it still runs."""
-        if self.alive():
-            (os.killpg if group else os.kill)(self.pid, number)
+        self.process.send_signal(number, group=group)
 
     def wait_for_step(self, step: int) -> int:
         """Wait until that step is in the metrics or the command has ended; return the last step."""
@@ -100,7 +96,7 @@ class Command:
 
 
 class Sandbox:
-    """A folder with images, a fork server that starts commands, and cached runs; `close` removes everything."""
+    """A folder with images and cached runs, and commands started in it; `close` deletes the folder."""
 
     def __init__(self, root: Path, *, check_time_limits: bool = False) -> None:
         self.root = root
@@ -109,15 +105,9 @@ class Sandbox:
         root.mkdir(parents=True, exist_ok=True)
         self.images = write_images(root / "images")
         self._numbers = itertools.count()
-        self._fork_server: ForkServer | None = None
         self.cached_runs: dict[str, Path] = {}
         """Runs that several trials use, by name."""
         self.seconds = 0.0
-
-    def request(self, request: dict[str, Any]) -> Any:
-        """Send the fork server a request, starting it if necessary, and return the response."""
-        self._fork_server = self._fork_server or ForkServer()
-        return self._fork_server.request(request)
 
     def new_path(self, name: str = "run") -> Path:
         """Return a new path in the folder."""
@@ -128,8 +118,8 @@ class Sandbox:
     ) -> Command:
         """Start a command."""
         log = self.new_path("output").with_suffix(".txt")
-        request = {"run": [str(a) for a in arguments], "output": str(log), "faults": faults or []}
-        return Command(self, self.request(request), out or self.root, log)
+        process = shared_fork_server().start([str(a) for a in arguments], output=str(log), faults=faults or [])
+        return Command(process, out or self.root, log)
 
     def pretrain(self, out: Path, *flags: str, workers: int = 0, faults: list[dict[str, Any]] | None = None) -> Command:
         """Start the tiny run in `out`."""
@@ -159,9 +149,7 @@ class Sandbox:
         return shutil.copytree(self.cached_runs["killed"], self.new_path("copy"))
 
     def close(self) -> None:
-        """End the fork server and delete the folder."""
-        if self._fork_server is not None:
-            self._fork_server.close(HANG_SECONDS)
+        """Delete the folder."""
         shutil.rmtree(self.root, ignore_errors=True)
 
 
