@@ -1,4 +1,4 @@
-"""Two hosts with a cable between them: they train as one, a cut cable ends the job and names who is missing, and the
+"""Two hosts with a link between them: they train as one, a cut link ends the job and names who is missing, and the
 same command goes on afterward, bit for bit."""
 
 import sys
@@ -52,7 +52,7 @@ def test_two_hosts_train_as_one_process_does(photos, reference, tmp_path):
     assert (reference / "encoder.safetensors").exists()
 
 
-def test_a_cut_cable_ends_the_job_and_a_restart_is_bit_identical(hosts, photos, reference, tmp_path):
+def test_a_cut_link_ends_the_job_and_a_restart_is_bit_identical(hosts, photos, reference, tmp_path):
     cut_and_restart(hosts, photos, tmp_path / "run", 9, reference)
 
 

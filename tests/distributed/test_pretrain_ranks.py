@@ -104,8 +104,7 @@ def test_two_processes_give_the_same_run_however_they_are_started_and_count_bad_
 def test_an_indivisible_batch_is_refused_with_the_nearest_that_works(photos, tmp_path):
     out = tmp_path / "run"
     done = run(
-        1, "-m", "snclr", "pretrain", "--recipe", "demo", "--batch-size", "7", "--devices", "2", "--data", str(photos),
-        "--out", str(out),
+        2, "-m", "snclr", "pretrain", "--recipe", "demo", "--batch-size", "7", "--data", str(photos), "--out", str(out)
     )  # fmt: skip
     assert done.returncode == 2, done.stderr[-3000:]
     assert "batch_size 7 is not divisible by 2 ranks; the nearest that is: 8" in done.stderr

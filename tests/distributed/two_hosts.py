@@ -1,4 +1,4 @@
-"""Two "hosts" on one machine: network namespaces with a cable between them that can be cut and mended.
+"""Two "hosts" on one machine: network namespaces with a link between them that can be cut and restored.
 
 Each has its own loopback, one address and no other way out. Files and the host's name are shared. `link_cut` is a
 trial as `tests/reliability/promises.py` lists them.
@@ -57,7 +57,7 @@ def _ip(*words: str) -> str:
 
 
 class Hosts:
-    """Two namespaces and the cable; `close` ends whatever still runs in them and removes them."""
+    """Two namespaces and the link; `close` ends whatever still runs in them and removes them."""
 
     def __init__(self) -> None:
         number = next(_numbers)
@@ -66,25 +66,25 @@ class Hosts:
         try:
             for name in self.names:
                 _ip("netns", "add", name)
-            _ip("link", "add", "cable0", "netns", self.names[0], "type", "veth",
-                "peer", "name", "cable1", "netns", self.names[1])  # fmt: skip
+            _ip("link", "add", "link0", "netns", self.names[0], "type", "veth",
+                "peer", "name", "link1", "netns", self.names[1])  # fmt: skip
             for side, name in enumerate(self.names):
                 _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "addr", "add", f"{self.addresses[side]}/24", "dev", f"cable{side}")
+                _ip("-n", name, "addr", "add", f"{self.addresses[side]}/24", "dev", f"link{side}")
             self.restore()
         except BaseException:
             self.close()
             raise
 
     def cut(self) -> None:
-        """Nothing passes any more, and nobody is told: as when a cable is pulled out of a switch."""
+        """Drop all packets silently, as when a cable is pulled out of a switch."""
         for side, name in enumerate(self.names):
-            _ip("-n", name, "link", "set", f"cable{side}", "down")
+            _ip("-n", name, "link", "set", f"link{side}", "down")
 
     def restore(self) -> None:
-        """Both ends up."""
+        """Set both ends up."""
         for side, name in enumerate(self.names):
-            _ip("-n", name, "link", "set", f"cable{side}", "up")
+            _ip("-n", name, "link", "set", f"link{side}", "up")
 
     def torchrun(self, side: int, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
         """Start one process of a job of two on that host, as `torchrun --rdzv-backend c10d` does on real ones.
@@ -98,7 +98,7 @@ class Hosts:
             "--rdzv-endpoint", f"{self.addresses[0]}:{PORT}", "--rdzv-conf", f"is_host={int(side == 0)}",
             "--local-addr", self.addresses[side], *map(str, arguments),
         ]  # fmt: skip
-        environment = os.environ | _ENVIRONMENT | {"GLOO_SOCKET_IFNAME": f"cable{side}"}
+        environment = os.environ | _ENVIRONMENT | {"GLOO_SOCKET_IFNAME": f"link{side}"}
         with log.open("wb") as file:
             return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
 
@@ -112,7 +112,7 @@ class Hosts:
         return not left
 
     def close(self) -> None:
-        """End what still runs in the namespaces (nothing else can be there) and remove them, the cable with them."""
+        """End what still runs in the namespaces (nothing else can be there) and remove them, the link with them."""
         made = {line.split()[0] for line in _ip("netns", "list").splitlines() if line}
         mine = [name for name in self.names if name in made]
         deadline = time.monotonic() + 20

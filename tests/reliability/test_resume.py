@@ -1,53 +1,26 @@
-"""Stopping a run and going on with it, as a person does: a real process, the printed command, refused folders."""
+"""A stop before training has started, and run directories that are refused."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.reliability.fork_server import ENVIRONMENT, ROOT
-from tests.reliability.harness import HANG_SECONDS, SETTINGS, Sandbox, assert_same_result, last_step
-
-
-@pytest.mark.slow
-def test_a_stopped_process_goes_on_by_the_command_it_printed(sandbox: Sandbox) -> None:
-    out = sandbox.new_path()
-    settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
-    command = [sys.executable, "-m", "snclr", "pretrain", f"--data={sandbox.images}", f"--out={out}", "--workers=1"]
-    process = subprocess.Popen(
-        [*command, *settings], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT, start_new_session=True
-    )
-    deadline = time.monotonic() + HANG_SECONDS
-    while last_step(out) < 3 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does: to the loader's worker too
-    _, said = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == 143, said
-    printed = f"snclr pretrain --resume --out {out}"
-    assert printed in said
-    done = subprocess.run(
-        [sys.executable, "-m", *printed.split()], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert_same_result(out, sandbox.reference_run())
+from tests.reliability.harness import HANG_SECONDS, Sandbox, assert_same_result
 
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGUSR1, -signal.SIGTERM), (signal.SIGINT, 130)],  # a shell says 143
+    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGUSR1, -signal.SIGTERM), (signal.SIGINT, 130)],  # 143 in a shell
 )
 def test_a_stop_before_the_images_are_there_has_the_code_of_a_stop(
     sandbox: Sandbox, number: signal.Signals, code: int
 ) -> None:
-    with socket.socket() as nobody:  # bound, so that no other takes the port, and not listening
+    with socket.socket() as nobody:  # bound but not listening
         nobody.bind(("127.0.0.1", 0))
         run = sandbox.pretrain(out := sandbox.new_path(), f"--data=http://127.0.0.1:{nobody.getsockname()[1]}/0.tar")
         deadline = time.monotonic() + HANG_SECONDS
