@@ -12,8 +12,10 @@ from snclr.distributed.collectives import create_long_group, destroy_process_gro
 from snclr.errors import UserError
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+    dist.init_process_group("gloo")
     create_long_group()
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3))  # not before: ranks may start at different times
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     store = dist.distributed_c10d._get_default_store()
     began = time.monotonic()
