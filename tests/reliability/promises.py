@@ -72,7 +72,7 @@ PROMISES = (
         "200 steps in double precision on 2 and 4 ranks: weights equal those of one rank to 1e-8",
         steps.two_hundred_steps,
         2,
-        (),  # takes minutes; test_one_result.py has the same of a ViT
+        (),  # takes minutes; test_world_size.py has 60 steps of a ViT
     ),
     Promise("7", "full disk (writes fail after n bytes)", disks.failing_writer, 10, (1, 3)),
     Promise("7", "full disk (a tmpfs of a few hundred kilobytes)", disks.small_tmpfs, 5, (2,)),
