@@ -23,19 +23,19 @@ from snclr.data.loader import ViewLoader
 from snclr.distributed import launch
 from snclr.errors import UserError
 from snclr.evaluation import session
-from snclr.train import pretrain, trainer
+from snclr.train import build, trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
 def open_slowly(seconds: float) -> None:
-    inner = pretrain.open_dataset
+    inner = build.open_dataset
 
     def open_dataset(*args, **kwargs):
         time.sleep(seconds)
         return inner(*args, **kwargs)
 
-    pretrain.open_dataset = open_dataset
+    build.open_dataset = open_dataset
 
 
 def stick_at(step: int) -> None:

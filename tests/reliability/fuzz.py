@@ -136,7 +136,6 @@ def _mutated_json(value: Any, chance: random.Random) -> bytes:
 def _prepare(work: Path) -> None:
     tensors = {"method/w": torch.arange(6.0).reshape(2, 3), "method/n": torch.tensor(3), "optimizer/0/m": torch.ones(4)}
     info = {
-        "optimizer": {"0/step": 3},
         "precision": {},
         "data": "x",
         "skipped": [{"index": 1, "key": "a", "reason": "b"}],
