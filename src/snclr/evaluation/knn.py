@@ -11,6 +11,8 @@ from torch import Tensor
 
 from snclr.distributed.collectives import all_gather_rows, rank_and_size
 from snclr.errors import UserError
+from snclr.evaluation.baselines import measure_baselines, wants_baselines
+from snclr.evaluation.features import Features
 from snclr.evaluation.results import KnnResult, count
 from snclr.evaluation.scoring import (
     Score,
@@ -33,19 +35,30 @@ _VOTE_ROWS = 256
 
 
 def evaluate_knn(
-    session: Session, *, data: str | None, test: str | None, k: int, temperature: float, seed: int
-) -> KnnResult:
-    """Evaluate a run by kNN and record the result."""
+    session: Session, *, data: str | None, test: str | None, k: int, temperature: float, seed: int,
+    baselines: bool | None = None,
+) -> KnnResult:  # fmt: skip
+    """Evaluate a run by kNN, compare it with baselines and record the result."""
     _check_settings(k, temperature)
     target = open_target(session, data, test, seed=seed)
     train, queries = target.features(session)
-    with session.state("knn", {**target.identity, "k": k, "temperature": temperature}) as state:
-        score = knn(
+    settings = {"k": k, "temperature": temperature}
+
+    def classify(train: Features, queries: Features, state: EvalState) -> Score:
+        return knn(
             train.features, train.labels, queries.features, queries.labels, k=k, temperature=temperature,
             device=session.device, data=target.description, state=state, stop=session.stop, quiet=session.quiet,
         )  # fmt: skip
-        skipped = len(train.skipped) + len(queries.skipped)
-        record = session.record("knn", score.numbers, score.protocol, skipped=skipped)
+
+    with session.state("knn", {**target.identity, **settings}) as state:
+        score = classify(train, queries, state)
+        wanted, warnings = wants_baselines(target, baselines)
+        assert train.labels is not None
+        record = session.record(
+            "knn", score.numbers, score.protocol, **score.context, k=min(k, int((train.labels >= 0).sum())),
+            baselines=measure_baselines(session, target, "knn", settings, classify) if wanted else {},
+            warnings=warnings, skipped=len(train.skipped) + len(queries.skipped),
+        )  # fmt: skip
     return KnnResult.from_record(record)
 
 
@@ -93,7 +106,7 @@ def knn(
     )
     if unknown := int((~known).sum()):
         protocol += f"; {count(unknown, 'test image')} of a class without training images counted as wrong"
-    return Score(*top_shares(ranks, len(classes)), protocol, predictions)
+    return Score(*top_shares(ranks, len(classes)), protocol, predictions, truth)
 
 
 def _vote_in_blocks(
