@@ -16,6 +16,7 @@ from torch import nn
 
 import snclr
 from snclr.cli.main import main
+from snclr.data.datasets.base import ArrayDataset, open_dataset
 from snclr.data.splits import open_splits
 from snclr.evaluation import features as extraction
 from snclr.evaluation.features import extract_features
@@ -23,6 +24,7 @@ from snclr.evaluation.knn import knn
 from snclr.evaluation.linear import linear_cached
 from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import read_results
+from snclr.evaluation.retrieval.overlap import count_trained_on
 from snclr.runtime.stop import StopRequested
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import read_config, resolve
@@ -185,3 +187,71 @@ def test_the_text_of_knn_has_four_lines(own, test_images, capsys):
     assert [line.split("  ")[1] for line in lines[1:4]] == ["this run", "untrained encoder", "raw pixels"]
     assert all("% ± " in line for line in lines[1:4])
     assert max(map(len, lines)) <= 80
+
+
+# ---- warnings
+
+
+def warnings_of(run: Path, **settings) -> list[str]:
+    return snclr.knn(run, **{"k": 5, "baselines": False, "quiet": True, **settings}).warnings
+
+
+def test_k_above_the_smallest_class_is_a_warning(own, images, test_images, capsys):
+    few = Path(shutil.copytree(images, own.parent / "few"))
+    for number in range(3, 16):
+        (few / "green" / f"green_{number}.png").unlink()
+    data = {"data": str(few), "test": str(test_images)}
+    assert warnings_of(own, **data, k=3) == []
+    (warning,) = warnings_of(own, **data, k=4)
+    assert warning == "k = 4 exceeds the 3 training images of class green; give a smaller --k"
+    assert main(["knn", str(own), "--data", str(few), "--test", str(test_images), "--k=4", "--no-baselines"]) == 0
+    assert f"warning: {warning}\n" in capsys.readouterr().err
+
+
+def test_test_images_that_were_trained_on_are_counted(own, images, test_images, tmp_path):
+    assert warnings_of(own, test=str(test_images)) == []
+    copies = Path(shutil.copytree(test_images, tmp_path / "copies"))
+    shutil.copy(images / "blue" / "blue_3.png", copies / "blue" / "other-name.png")
+    (copies / "red" / "link.png").symlink_to(images / "red" / "red_1.png")
+    (warning,) = warnings_of(own, test=str(copies))
+    assert warning == "the run was trained on 2 of the 12 test images"
+    assert snclr.finetune(own, test=str(copies), labels="50%", epochs=1, quiet=True).warnings == [warning]
+    linear = snclr.linear(own, test=str(copies), epochs=1, lr=0.1, baselines=False, quiet=True)
+    assert linear.warnings == [warning]
+
+
+def test_a_held_out_fifth_is_a_warning(own, images, tmp_path):
+    (warning,) = warnings_of(own)
+    assert warning == (
+        "the test images are a held-out fifth of the data, and the run was trained on all of them; --test gives"
+        " separate ones"
+    )
+    other = tiny_run.write_images(tmp_path / "other", seed=7)
+    assert warnings_of(own, data=str(other)) == [
+        "the test images are a held-out fifth of the data; --test gives separate ones"
+    ]
+
+
+def test_files_of_equal_size_are_compared_by_content(tmp_path):
+    for name, colors in (("a", ("red", "blue")), ("b", ("blue", "black", "white"))):
+        (tmp_path / name).mkdir()
+        for color in colors:
+            Image.new("RGB", (8, 8), color).save(tmp_path / name / f"{name}-{color}.bmp")
+    assert count_trained_on(open_dataset(tmp_path / "b"), open_dataset(tmp_path / "a")) == 1
+
+
+def test_images_of_unlike_datasets_are_compared_by_pixels(images, tmp_path):
+    files = open_dataset(images)
+    ids = np.array([index for index in range(len(files)) if "broken" not in files.key(index)])
+    array = ArrayDataset("array", np.stack([files.load(int(index)) for index in ids[:5]]))
+    assert count_trained_on(array, files) == 5
+    assert count_trained_on(files, array) == 5
+    black = ArrayDataset("black", np.concatenate([np.zeros((1, 20, 20, 3), np.uint8), array.images[:2]]))
+    assert count_trained_on(black, array) == 2
+    assert count_trained_on(ArrayDataset("small", array.images[:, :10]), array) == 0
+
+
+def test_missing_training_images_are_no_error(own, test_images):
+    config = own / "config.yaml"
+    config.write_text(config.read_text().replace("data: ", "data: /nowhere"))
+    assert warnings_of(own, data=str(test_images), test=str(test_images), k=2) == []

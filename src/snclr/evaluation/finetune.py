@@ -33,6 +33,7 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.results import FinetuneResult, count
+from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_shares, true_ranks
 from snclr.evaluation.session import EvalTarget, Session, open_target
 from snclr.evaluation.state import EvalState, fit_task
@@ -212,7 +213,8 @@ def evaluate_finetune(
         record = session.record(
             "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
             _protocol(target, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
-            **accuracy_context(score.top1, score.truth), baselines={}, warnings=[],
+            **accuracy_context(score.top1, score.truth), baselines={},
+            warnings=split_warnings(session, target, data, test, score.skipped),
             settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
             model_sha256=weights_digest(task.model.state_dict()),
             skipped=[asdict(skip) for skip in (*task.loader.skipped, *score.skipped)],

@@ -14,6 +14,7 @@ from snclr.errors import UserError
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.features import Features
 from snclr.evaluation.results import KnnResult, count
+from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import (
     Score,
     check_classes,
@@ -53,11 +54,12 @@ def evaluate_knn(
     with session.state("knn", {**target.identity, **settings}) as state:
         score = classify(train, queries, state)
         wanted, warnings = wants_baselines(target, baselines)
-        assert train.labels is not None
+        used_k, k_warnings = _check_k(k, train.labels, target.train.classes)
         record = session.record(
-            "knn", score.numbers, score.protocol, **score.context, k=min(k, int((train.labels >= 0).sum())),
+            "knn", score.numbers, score.protocol, **score.context, k=used_k,
             baselines=measure_baselines(session, target, "knn", settings, classify) if wanted else {},
-            warnings=warnings, skipped=len(train.skipped) + len(queries.skipped),
+            warnings=[*k_warnings, *split_warnings(session, target, data, test, queries.skipped), *warnings],
+            skipped=len(train.skipped) + len(queries.skipped),
         )  # fmt: skip
     return KnnResult.from_record(record)
 
@@ -65,6 +67,19 @@ def evaluate_knn(
 def _check_settings(k: int, temperature: float) -> None:
     if k < 1 or not temperature > 0:
         raise UserError(f"k is {k} and the temperature {temperature}; k must be at least 1, the temperature above 0")
+
+
+def _check_k(k: int, labels: Tensor | None, names: list[str] | None) -> tuple[int, list[str]]:
+    """Return the number of neighbors that vote, and a warning if the smallest class has fewer training images."""
+    assert labels is not None
+    classes, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    k = min(k, int(sizes.sum()))
+    smallest = int(sizes.argmin())
+    if k <= int(sizes[smallest]):
+        return k, []
+    name = names[int(classes[smallest])] if names else classes[smallest].item()
+    images = count(int(sizes[smallest]), "training image")
+    return k, [f"k = {k} exceeds the {images} of class {name}; give a smaller --k"]
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from snclr.evaluation.features import Features, extract_features, feature_width,
 from snclr.evaluation.images import Plan
 from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, StandardizedFeatures
 from snclr.evaluation.results import LinearResult
+from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import (
     Labeled,
     Score,
@@ -95,20 +96,21 @@ def evaluate_linear(
         if protocol == "cached":
             train_set, test_set = target.features(session)
             score = classify(train_set, test_set, state)
-            skipped = len(train_set.skipped) + len(test_set.skipped)
+            skipped = [*train_set.skipped, *test_set.skipped]
         else:
             score = linear_probe(
                 target.encoder, target.train, target.test, image_size=size, base_lr=lr, workers=session.workers,
                 store=session.store(target.encoder, target.test, size), state=state, **settings, **options,
             )  # fmt: skip
-            skipped = len(score.skipped)
+            skipped = score.skipped
         wanted, warnings = wants_baselines(target, baselines)
         note = None if protocol == "cached" else "cached features"
         record = session.record(
             kind, score.numbers, score.protocol, **score.context,
             baselines=measure_baselines(session, target, "linear", {**cached, "seed": seed}, classify, note=note)
             if wanted else {},
-            warnings=warnings, learning_rate=score.learning_rate, skipped=skipped,
+            warnings=[*split_warnings(session, target, data, test, skipped), *warnings],
+            learning_rate=score.learning_rate, skipped=len(skipped),
         )  # fmt: skip
     return LinearResult.from_record(record)
 

@@ -222,8 +222,8 @@ def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, T
 
     Files are compared by device and inode: a link to an image is the same image, a copy is not.
     """
-    (query_source, query_index), (gallery_source, gallery_index) = _source(queries), _source(gallery)
-    if _is_same_dataset(query_source, gallery_source):
+    (query_source, query_index), (gallery_source, gallery_index) = source_of(queries), source_of(gallery)
+    if is_same_dataset(query_source, gallery_source):
         return torch.from_numpy(query_index), torch.from_numpy(gallery_index)
     query_inodes = [_inode(_file_of(queries, index)) for index in range(len(queries))]
     numbers = {inode: number for number, inode in enumerate(query_inodes) if inode is not None}
@@ -236,7 +236,7 @@ def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, T
     return query_ids, gallery_ids
 
 
-def _source(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
+def source_of(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
     """Return the dataset that a subset was taken from, and the index (n,) of each image in it."""
     index = np.arange(len(dataset))
     while isinstance(dataset, Subset):
@@ -245,7 +245,7 @@ def _source(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
     return dataset, index
 
 
-def _is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
+def is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
     """Return whether two datasets hold the same images in the same order.
 
     The fingerprint of a folder covers file names only, so folders are also compared by inode: two folders that both
