@@ -28,6 +28,9 @@ from snclr.evaluation.retrieval.overlap import count_trained_on
 from snclr.runtime.stop import StopRequested
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import read_config, resolve
+from snclr.train.health import PURITY_IN_TRAINING, PURITY_OF_QUEUE
+from snclr.train.pretrain import pretrain
+from snclr.train.saved_run import load_trained_method
 from tests.helpers import tiny_run
 
 
@@ -255,3 +258,35 @@ def test_missing_training_images_are_no_error(own, test_images):
     config = own / "config.yaml"
     config.write_text(config.read_text().replace("data: ", "data: /nowhere"))
     assert warnings_of(own, data=str(test_images), test=str(test_images), k=2) == []
+
+
+# ---- neighbor purity
+
+
+def test_neighbor_purity_is_explained_with_its_chance_level(own, test_images, capsys):
+    assert main(["neighbors", str(own), "--data", str(test_images), "--k=2"]) == 0
+    out = capsys.readouterr().out
+    expected = 0.2**2 + 0.2**2 + 0.6**2
+    assert (
+        "  share of neighbors with the image's class, center crops against center crops;"
+        f" chance {expected:.1%}\n" in out
+    )
+    (record,) = read_results(own, "neighbors")
+    assert (record["n"], record["chance"]) == (10, pytest.approx(expected))
+    queue = snclr.neighbors(own, data=str(test_images), candidates="queue", k=2, quiet=True)
+    assert queue.purity_description.startswith(PURITY_OF_QUEUE)
+    method, config = load_trained_method(own)
+    classes = open_dataset(config.data).labels[method.queue.ids[: len(method.queue)].numpy()]
+    shares = np.bincount(classes, minlength=3) / len(classes)
+    assert queue.chance == pytest.approx(float(shares @ [0.2, 0.2, 0.6]))
+
+
+def test_pretraining_explains_neighbor_purity_once(images, tmp_path, capsys):
+    pretrain(
+        data=str(images), out=str(tmp_path / "run"), encoder="resnet10-tiny", stem="half", image_size=16, batch_size=16,
+        epochs=2, warmup_epochs=1, hidden=16, dim=8, neighbors=3, queue_length=32, workers=0, accelerator="cpu",
+        log_every=1,
+    )  # fmt: skip
+    err = capsys.readouterr().err
+    assert err.count(f"neighbor purity: {PURITY_IN_TRAINING}; chance 33%") == 1
+    assert err.index(PURITY_IN_TRAINING) < err.index("epoch 1/2")

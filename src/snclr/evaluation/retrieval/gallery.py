@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, weigh_by_cosine
 from snclr.evaluation.session import Session, data_of
 from snclr.methods.snclr.queue import NeighborQueue
+from snclr.train.health import PURITY_OF_CENTER_CROPS, PURITY_OF_QUEUE
 
 _ROWS = 1024  # queries weighted at once: their neighbors' features are (rows, K, D)
 
@@ -46,6 +48,8 @@ class Gallery:
     skipped: Sequence[Skip] = ()
     note: str | None = None
     """Why `dataset` is None."""
+    is_queue: bool = False
+    """Whether the features are those of augmented views in a run's queue."""
 
     @classmethod
     def from_features(cls, features: Features, dataset: ImageDataset) -> Gallery:
@@ -68,7 +72,7 @@ class Gallery:
         dataset, note = training_images(run, data_of(run))
         description = f"the run's queue, {len(queue):,} features" + ("" if note is None else f" ({note})")
         features, ids = queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu()
-        return cls(features, ids, dataset, description, note=note)
+        return cls(features, ids, dataset, description, note=note, is_queue=True)
 
     def key(self, index: int) -> str:
         """Return the key of an image, or "image INDEX" if the dataset is not available."""
@@ -166,6 +170,25 @@ def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:
         known = [flag for flag in flags if flag is not None]
         shares.append(sum(known) / len(known) if known else None)
     return shares
+
+
+def purity_chance(rows: Sequence[NeighborRow], gallery: Gallery) -> float | None:
+    """Return the neighbor purity of random neighbors; None if no label is known.
+
+    It is Σ p q over the class shares p of the queries and q of the gallery: if both are the same images, the sum of
+    squared class shares.
+    """
+    queries = Counter(row.label for row in rows if row.label is not None)
+    images = Counter(label for label in map(gallery.label, gallery.ids.tolist()) if label is not None)
+    if not queries or not images:
+        return None
+    return sum(size * images[label] for label, size in queries.items()) / (queries.total() * images.total())
+
+
+def describe_purity(gallery: Gallery, chance: float | None) -> str:
+    """Explain the neighbor purity of queries among a gallery, with its chance level."""
+    text = PURITY_OF_QUEUE if gallery.is_queue else PURITY_OF_CENTER_CROPS
+    return text if chance is None else f"{text}; chance {chance:.1%}"
 
 
 def open_queries(text: str | Path, *datasets: ImageDataset | None) -> ImageDataset:
