@@ -52,8 +52,7 @@ def show_accuracy(result: AccuracyResult) -> None:
     """Print the accuracies of the run and the baselines, with what is needed to judge them."""
     k = f", k = {result.k}" if isinstance(result, KnnResult) else ""
     print(f"{_TITLES[result.kind]} top-1 ± s.e.{k}, {count(result.n, 'test image')}; {describe_chance(result)}")
-    own = Baseline(result.top1, result.top5, result.standard_error)
-    rows = {"this run": own, **result.baselines}.items()
+    rows = {"this run": own_row(result), **result.baselines}.items()
     print_table(
         [""] * 4,
         [
@@ -67,6 +66,11 @@ def show_accuracy(result: AccuracyResult) -> None:
         print(f"  left out: {count(skipped, 'image')} that could not be read")
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def own_row(result: AccuracyResult) -> Baseline:
+    """Return the accuracy of the run itself as a row beside the baselines."""
+    return Baseline(result.top1, result.top5, result.standard_error)
 
 
 def accuracy(score: Baseline) -> str:
