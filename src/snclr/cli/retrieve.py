@@ -100,6 +100,7 @@ def show_neighbors(result: NeighborsResult) -> None:
     if shares := [share for share in result.neighbor_purity if share is not None]:
         by_rank = ", ".join(f"{share:.1%}" for share in shares)
         print(f"neighbor purity by rank, over {count(result.queries, 'image')}: {by_rank}")
+        print(f"  {result.purity_description}")
     print(f"  {result.protocol}")
     _show_skipped(result.skipped)
 

@@ -122,13 +122,6 @@ def feature_width(encoder: nn.Module, image_size: int, device: torch.device | st
         return _forward(encoder.to(device), black, torch.device(device)).shape[1]
 
 
-def pixel_features(dataset: ImageDataset, image_size: int, *, workers: int = 0, quiet: bool = True) -> Features:
-    """Return the flattened normalized pixels (n, 3·S·S), a baseline for any encoder."""
-    return extract_features(
-        nn.Flatten(), dataset, image_size=image_size, workers=workers, description="pixels", quiet=quiet
-    )
-
-
 def encode_batches(
     encoder: nn.Module, dataset: ImageDataset, plan: Plan, *, image_size: int, workers: int,
     device: torch.device | str, progress: Progress, start: int = 0, stop: StopFlag | None = None,

@@ -176,16 +176,18 @@ class EvalTarget:
             "test": self.test.fingerprint(),
         }
 
-    def features(self, session: Session) -> tuple[Features, Features]:
-        """Return the features of the training and the test images."""
-        parts = ((self.train, self.train_labels, "training"), (self.test, self.test_labels, "test"))
-        train, test = (
-            session.features(
-                self.encoder, dataset, image_size=self.spec.image_size, labels=labels, description=f"{part} features"
-            )
-            for dataset, labels, part in parts
-        )
-        return train, test
+    def features(
+        self, session: Session, encoder: nn.Module | None = None, *, image_size: int | None = None,
+        role: str = "encoder", prefix: str = "",
+    ) -> tuple[Features, Features]:  # fmt: skip
+        """Return the features of the training and the test images by the run's encoder or another network."""
+        encoder, size = encoder or self.encoder, image_size or self.spec.image_size
+
+        def part(dataset: ImageDataset, labels: Labels, name: str) -> Features:
+            title = f"{prefix}{name} features"
+            return session.features(encoder, dataset, image_size=size, role=role, labels=labels, description=title)
+
+        return part(self.train, self.train_labels, "training"), part(self.test, self.test_labels, "test")
 
 
 def open_target(session: Session, data: str | None, test: str | None, *, seed: int) -> EvalTarget:

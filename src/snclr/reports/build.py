@@ -152,7 +152,7 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
     protocol = (
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
         f"{gallery.description}, without the query itself; center crops; neighbor purity over all {len(ranked):,} "
-        f"images; seed {options.seed}."
+        f"images ({retrieval.describe_purity(gallery, retrieval.purity_chance(ranked, gallery))}); seed {options.seed}."
     )
     return Gallery(rows, uris, protocol, retrieval.neighbor_purity(ranked))
 

@@ -13,6 +13,11 @@ from torch import Tensor
 from snclr.methods.base import StepOutput
 
 KNN_TEMPERATURE = 0.07
+PURITY = "share of neighbors with the image's class"
+"""What neighbor purity is, for every place that shows it. It depends on which images are compared:"""
+PURITY_IN_TRAINING = f"{PURITY}, augmented views against the augmented views in the queue"
+PURITY_OF_CENTER_CROPS = f"{PURITY}, center crops against center crops"
+PURITY_OF_QUEUE = f"{PURITY}, center crops against the augmented views in the queue"
 
 
 def feature_spread(features: Tensor) -> float:
@@ -39,6 +44,16 @@ def neighbor_purity(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> fl
     """Return the share of neighbors (N, K) with the class of their image (N,); -1 is an unknown class."""
     known = mask & (neighbor_labels >= 0) & (labels >= 0)[:, None]
     return float((neighbor_labels == labels[:, None])[known].float().mean())
+
+
+def purity_chance(labels: Tensor) -> float:
+    """Return the neighbor purity of random neighbors: the sum of squared class shares; -1 is an unknown class.
+
+    >>> purity_chance(torch.tensor([0, 0, 0, 1, -1]))
+    0.625
+    """
+    _, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    return float((sizes / sizes.sum()).square().sum())
 
 
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:

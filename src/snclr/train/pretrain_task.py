@@ -22,7 +22,7 @@ from snclr.io.atomic import write_atomic
 from snclr.methods.base import StepOutput
 from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
-from snclr.train.health import collapsed, health
+from snclr.train.health import PURITY_IN_TRAINING, collapsed, health, purity_chance
 from snclr.train.optim import scaled_lr
 from snclr.train.schedule import warmup_cosine
 from snclr.train.trainer import LoaderTask, check_finite
@@ -62,6 +62,7 @@ class PretrainTask(LoaderTask):
         labels = self.dataset.labels
         self._labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
         self._collapsed = False
+        self._purity_explained = False
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Train on one batch; if `log`, return loss and health of the global batch."""
@@ -105,6 +106,10 @@ class PretrainTask(LoaderTask):
         values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids))}
         if (queue := self.module.queue) is not None:
             values["queue_fill"] = len(queue) / queue.length
+        if "same_class" in values and self._labels is not None and not self._purity_explained:
+            chance = purity_chance(self._labels)
+            self.progress.say(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
+            self._purity_explained = True
         is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
         if is_collapsed and not self._collapsed:
             text = f"warning: step {batch.step + 1}: {COLLAPSE_ADVICE}"
