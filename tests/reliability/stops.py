@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 from tests.reliability.harness import STEPS, Workshop, assert_same_end, last_step, newest
+from tests.reliability.zygote import ALONE
 
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 CASES = list(itertools.product((2, 0), ("group", "process"), CODES))
 """Loader workers, to whom the signal is sent, and the signal."""
+CONSOLE_SCRIPT = ["-c", "import sys; from snclr.cli.main import main; sys.exit(main())"]
+EARLY = (("pretrain", ["-m", "snclr"], 3300), ("knn", CONSOLE_SCRIPT, 1200))
+"""A command, how Python starts it, and how many modules it imports before anything could be saved."""
 MAX_SECONDS = 25.0
 """What Kubernetes and SLURM leave at least (30 s by default), with a margin."""
 
@@ -37,3 +45,28 @@ def stop(shop: Workshop, seed: int) -> None:
     shop.snclr(*command.split()[1:], out=out).ends_with(0)
     assert_same_end(out, undisturbed)
     shutil.rmtree(out)
+
+
+def early_interrupt(shop: Workshop, seed: int) -> None:
+    """Press Ctrl-C while the modules of a command are imported: it exits with 130, one line and no files."""
+    command, start, modules = EARLY[seed % len(EARLY)]
+    generator = random.Random(f"{seed} {os.environ.get('SNCLR_TEST_SEED', '')}")
+    out, imports = shop.place("early"), generator.randrange(1, modules)
+    place = ["--out", str(out), "--batch-size", "16"] if command == "pretrain" else [str(shop.undisturbed())]
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *start, command, *place, "--data", str(shop.images)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ALONE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said, seen = [], 0
+    for line in process.stderr:
+        if not line.startswith("import time:"):
+            said.append(line)
+        elif seen or line.endswith(" snclr.runtime.stop\n"):  # the first module of the program's `main`
+            seen += 1
+            if seen == imports + 1:
+                time.sleep(generator.random() / 50)
+                process.send_signal(signal.SIGINT)
+    printed = process.communicate(timeout=60)[0]
+    assert (process.returncode, said, printed) == (130, ["interrupted\n"], ""), (imports, process.returncode, said)
+    assert not out.exists()

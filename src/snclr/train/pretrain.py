@@ -86,17 +86,17 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
     fresh = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
     # Check all input before creating the run directory, so that a typo leaves no files behind.
     task = build_task(config, fabric, init_from=config.init_from if fresh else None, quiet=quiet)
-    with raise_on_all_ranks():
-        run = RunDir(config.out)
-        if fabric.is_global_zero:  # only rank 0 holds the lock
-            run = RunDir.create(config.out, resume=config.resume, overwrite=config.overwrite)
-    with run, _log_file(run) if fabric.is_global_zero else nullcontext():
+    with (
+        StopFlag() as stop,
+        _open_run(config, fabric) as run,
+        _log_file(run) if fabric.is_global_zero else nullcontext(),
+    ):
         checkpoint = _find_checkpoint(run, fabric) if config.resume else None
         if fabric.is_global_zero:
             saved = {**config.to_dict(), "resume": False, "overwrite": False}
             write_atomic(run.config, yaml.safe_dump(saved, sort_keys=False))
         with limit_threads(config.threads):
-            _train(task, checkpoint, quiet=quiet)
+            _train(task, checkpoint, stop, quiet=quiet)
         with raise_on_all_ranks():
             if fabric.is_global_zero:
                 task.on_save()
@@ -104,6 +104,14 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
                 origin = {**{name: getattr(config, name) for name in names}, "steps": task.total_steps}
                 save_encoder(task.module.encoder, task.spec, run.path, extra=origin)
     return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped))
+
+
+def _open_run(config: PretrainConfig, fabric: Any) -> RunDir:
+    """Return the run directory; rank 0 creates and locks it."""
+    with raise_on_all_ranks():
+        if fabric.is_global_zero:
+            return RunDir.create(config.out, resume=config.resume, overwrite=config.overwrite)
+    return RunDir(config.out)
 
 
 def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
@@ -118,8 +126,8 @@ def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
     return checkpoint
 
 
-def _train(task: PretrainTask, checkpoint: Checkpoint | None, *, quiet: bool) -> None:
-    """Run the trainer with the run's metrics and stop signals."""
+def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *, quiet: bool) -> None:
+    """Run the trainer with the run's metrics."""
     config, fabric, run = task.config, task.fabric, task.run
     opening = (
         f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on {len(task.dataset):,} images"
@@ -130,7 +138,7 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, *, quiet: bool) ->
     _log.info(opening)
     resume_step = None if checkpoint is None else checkpoint.step
     metrics = MetricsLog(run.path, resume_step=resume_step) if fabric.is_global_zero else None
-    with metrics or nullcontext(), StopFlag() as stop:
+    with metrics or nullcontext():
         trainer = Trainer(
             task=task, description="pretrain", checkpoints=run.checkpoints, stop=stop, opening=opening,
             device=fabric.device, quiet=quiet, metrics=metrics, log_every=config.log_every, epoch_lines=True,
