@@ -13,6 +13,17 @@ class OtherRankError(UserError):
     """Another rank of the job failed and reported the reason; this rank stops as well."""
 
 
+def snclr_command(*arguments: object) -> str:
+    """Return a command line to paste into a shell.
+
+    >>> snclr_command("knn", "my run")
+    "snclr knn 'my run'"
+    """
+    import shlex
+
+    return shlex.join(["snclr", *map(str, arguments)])
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

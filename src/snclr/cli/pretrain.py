@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from snclr.api.pretrain import RunPlan, plan, pretrain
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table, size
+from snclr.errors import snclr_command
 
 if TYPE_CHECKING:
     from snclr.train.pretrain import PretrainResult
@@ -42,7 +43,8 @@ def show_pretrain(result: PretrainResult) -> None:
     if result.skipped:
         print(f"unreadable images: {result.skipped}, listed in {result.out}/skipped.jsonl")
     print(f"\nLoad it without snclr:\n\n{loading_snippet(load_encoder(result.out)[1], result.out)}\n")
-    print(f"Next: snclr neighbors {result.out}   and, with labeled images, snclr knn {result.out} --data LABELED")
+    print(f"Next: {snclr_command('neighbors', result.out)}")
+    print(f"      {snclr_command('knn', result.out, '--data', 'LABELED')}   # with labeled images")
 
 
 def show_plan(plan: RunPlan) -> None:

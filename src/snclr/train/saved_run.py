@@ -11,7 +11,7 @@ import torch
 from snclr.checkpoint import state
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
-from snclr.errors import UserError
+from snclr.errors import UserError, snclr_command
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
 
@@ -51,7 +51,8 @@ def load_trained_method(run_path: str | Path, device: torch.device | None = None
     config = resolve({**read_config(run.config), "resume": False, "overwrite": False})
     checkpoint = latest_checkpoint(run.checkpoints, _log.warning)
     if checkpoint is None:
-        raise UserError(f"{run.path} has no checkpoint yet; continue it with snclr pretrain --resume --out {run.path}")
+        command = snclr_command("pretrain", "--resume", "--out", run.path)
+        raise UserError(f"{run.path} has no checkpoint yet. Continue it with {command}")
     classifier = checkpoint.tensors.get("method/classifier.weight")  # of a supervised method
     method: Any = build_method(config, encoder_spec(config), classes=None if classifier is None else len(classifier))
     state.load_method_state(checkpoint.tensors, method)
