@@ -4,10 +4,14 @@ import shlex
 import shutil
 
 import pytest
+import yaml
 
+import snclr
+from snclr import UserError
 from snclr.cli.main import main
 from snclr.cli.pretrain import show_pretrain
 from snclr.train.pretrain import PretrainResult
+from tests.helpers import tiny_run
 
 
 @pytest.fixture
@@ -43,3 +47,59 @@ def test_the_command_after_pack_can_be_pasted(images, tmp_path, capsys):
     shards = tmp_path / "with space"
     assert main(["pack", str(images), "--shards", str(shards)]) == 0
     assert suggested(capsys.readouterr().out)[-1][2:4] == ["--data", str(shards)]
+
+
+def test_a_queue_of_default_length_is_capped_at_the_number_of_images(images, tmp_path, capsys):
+    tiny_run.train(images, tmp_path / "run", queue_length=None, quiet=False)  # photos has 4096
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["queue_length"] == 49
+    error = capsys.readouterr().err
+    assert "queue of 49 features" in error
+    assert "warning" not in error
+
+
+def test_a_given_queue_longer_than_the_data_is_kept_with_a_warning(images, tmp_path, capsys):
+    run = tiny_run.train(images, tmp_path / "run", queue_length=60, quiet=False)
+    assert yaml.safe_load((run / "config.yaml").read_text())["queue_length"] == 60
+    warning = "warning: --queue-length 60 is more than the number of images"
+    assert warning in capsys.readouterr().err
+    assert warning in (run / "train.log").read_text()
+    snclr.pretrain(out=str(run), resume=True)
+    assert warning not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"neighbors": 49}, "neighbors=49 must be below the number of images, 49"),
+        ({"neighbors": 41}, "neighbors=41 must be at most queue_length=40"),
+    ],
+)
+def test_too_many_neighbors_are_refused(images, tmp_path, settings, message):
+    with pytest.raises(UserError, match=message):
+        tiny_run.train(images, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=message):
+        snclr.plan(data=str(images), batch_size=16, **{"queue_length": 40, **settings})
+
+
+def test_a_run_without_neighbors_accepts_any_queue(images, tmp_path):
+    tiny_run.train(images, tmp_path / "run", sides="neither", queue_length=1)
+
+
+def test_resuming_a_run_that_does_not_exist_suggests_a_similar_one(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "photos")
+    for argv in (["pretrain", "--resume", "--out", str(tmp_path / "phtos")], ["knn", str(tmp_path / "phtos")]):
+        assert main(argv) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path / 'phtos'} (did you mean 'photos'?)" in error
+    assert not (tmp_path / "phtos").exists()
+    assert main(["pretrain", "--resume", "--out", str(tmp_path / "zebra")]) == 2
+    assert f"there is no run to resume in {tmp_path / 'zebra'}. Give" in capsys.readouterr().err
+
+
+def test_resume_with_data_says_that_it_starts_a_new_run(images, tmp_path, capsys):
+    run = tiny_run.train(images, tmp_path / "run", resume=True, quiet=False)
+    said = f"no run in {run}: starting a new one\n"
+    assert said in capsys.readouterr().err
+    snclr.pretrain(data=str(images), out=str(run), resume=True)
+    assert said not in capsys.readouterr().err

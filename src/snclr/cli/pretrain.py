@@ -80,7 +80,7 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
             f" {queue.share_of_images:.0%} of the images are in the queue",
         )
         if queue.same_class is not None:
-            yield "", f"about {queue.same_class:,.0f} of the features share an image's class (by the labels)"
+            yield "", f"about {queue.same_class:,.0f} of these images share a given image's class (by the labels)"
     if plan.processes > 1:
         yield "note", "communication between ranks is not included; see docs/reference/scaling.md"
 
@@ -88,10 +88,10 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
 def _warnings(plan: RunPlan) -> Iterator[str]:
     if plan.queue is None:
         return
-    if plan.queue.epochs_of_life > 2:
+    if plan.queue.length > plan.images:
         yield (
-            f"The queue holds every image {plan.queue.epochs_of_life:.1f} times, mostly with outdated features."
-            f" --queue-length {plan.images} or less is enough."
+            f"The queue is longer than the number of images: it holds up to {plan.queue.length / plan.images:.1f}"
+            f" features of each, mostly outdated. --queue-length {plan.images} or less is enough."
         )
     wanted, available = plan.queue.neighbors, plan.queue.same_class
     if wanted is not None and available is not None and available < wanted:

@@ -82,7 +82,7 @@ class QueueConfig(MethodConfig):
     """A queue of earlier features."""
 
     queue_length: Count = 128_000
-    """Features in the queue (Q)."""
+    """Features in the queue (Q). If it is not given, at most the number of images."""
     queue_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of the features in the queue."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from snclr.errors import UserError, did_you_mean
-from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName
+from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.recipes import get_recipe
 from snclr.runtime.settings import (
     Count,
@@ -145,6 +145,8 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
     """
 
     method_config: MethodConfig
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """Names of the settings that do not come from the recipe or the method's defaults."""
 
     def __post_init__(self) -> None:
         for part in PretrainConfig.__bases__:
@@ -164,6 +166,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
     def to_dict(self) -> dict[str, Any]:
         """Return all settings under their flat names, as plain values for YAML or JSON."""
         values = dataclasses.asdict(self)
+        del values["given"]
         return values | values.pop("method_config")
 
 
@@ -252,7 +255,28 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     names = METHODS[method].setting_names()
     method_config = METHODS[method](**{name: value for name, value in values.items() if name in names})
     run_settings = {name: value for name, value in values.items() if name not in METHOD_SETTINGS}
-    return PretrainConfig(**run_settings, method_config=method_config)
+    return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
+
+
+def fit_queue(config: PretrainConfig, images: int) -> PretrainConfig:
+    """Shorten a queue whose length was not given to the number of images. Raise UserError for too many neighbors.
+
+    A longer queue holds several features of an image, which can then be selected as a neighbor more than once.
+    """
+    method = config.method_config
+    if isinstance(method, QueueConfig) and "queue_length" not in config.given and method.queue_length > images:
+        method = replace(method, queue_length=images)
+    if isinstance(method, SNCLRConfig) and method.sides != "neither":
+        if method.neighbors >= images:
+            raise UserError(
+                f"neighbors={method.neighbors} must be below the number of images, {images:,}. Lower it or add images."
+            )
+        if method.neighbors > method.queue_length:
+            raise UserError(
+                f"neighbors={method.neighbors} must be at most queue_length={method.queue_length}: neighbors are"
+                " selected from the queue. Change one of them."
+            )
+    return replace(config, method_config=method)
 
 
 def read_config(path: Path) -> dict[str, Any]:

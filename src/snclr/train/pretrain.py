@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -13,11 +14,12 @@ import yaml
 
 from snclr.checkpoint.encoder_file import save_encoder
 from snclr.checkpoint.format import Checkpoint
-from snclr.checkpoint.run_dir import RunDir
+from snclr.checkpoint.run_dir import RunDir, similar_run
 from snclr.distributed.collectives import broadcast_object, name_missing_ranks, raise_on_all_ranks
 from snclr.distributed.launch import launch
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
+from snclr.methods.config import QueueConfig
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.runtime.threads import limit_threads
 from snclr.train.build import build_task
@@ -57,6 +59,9 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     _require(given, ("out",) if given.resume else ("data", "out"))
     fabric = launch_run(given)
     shared = broadcast_object(given)  # only rank 0 needs to see the run directory
+    with raise_on_all_ranks():
+        if fabric.is_global_zero and shared.resume and not RunDir(shared.out).config.is_file():
+            _start_instead_of_resume(shared, quiet=quiet)
     _require(shared, ("data", "out"))
     if given.precision != shared.precision:
         raise UserError(
@@ -75,6 +80,17 @@ def launch_run(config: PretrainConfig) -> Any:
     )  # fmt: skip
 
 
+def _start_instead_of_resume(config: PretrainConfig, *, quiet: bool) -> None:
+    """Say that a new run is started, as job scripts need it; raise UserError if there is no data to start with."""
+    if not config.data:
+        raise UserError(
+            f"there is no run to resume in {config.out}{similar_run(config.out)}. Give the --out of a run, or add"
+            " --data to start a new one."
+        )
+    if not quiet:
+        print(f"no run in {config.out}: starting a new one", file=sys.stderr)
+
+
 def _require(config: PretrainConfig, names: tuple[str, ...]) -> None:
     for name in names:
         if not getattr(config, name):
@@ -85,7 +101,8 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
     # Rank 0 decides: other nodes need neither the run directory nor, when resuming, the initial weights.
     fresh = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
     # Check all input before creating the run directory, so that a typo leaves no files behind.
-    task = build_task(config, fabric, init_from=config.init_from if fresh else None, quiet=quiet)
+    task = build_task(config, fabric, init_from=config.init_from if fresh else None, resumed=not fresh, quiet=quiet)
+    config = task.config
     with (
         StopFlag() as stop,
         _open_run(config, fabric) as run,
@@ -135,6 +152,13 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *,
     )
     if fabric.world_size > 1:
         opening += f", {fabric.world_size} ranks"
+    if isinstance(config.method_config, QueueConfig):
+        opening += f", queue of {config.queue_length:,} features"
+        if config.queue_length > len(task.dataset) and checkpoint is None:
+            opening += (
+                f"\nwarning: --queue-length {config.queue_length} is more than the number of images: the queue holds"
+                " several features of an image, and it can be selected as a neighbor more than once"
+            )
     _log.info(opening)
     resume_step = None if checkpoint is None else checkpoint.step
     metrics = MetricsLog(run.path, resume_step=resume_step) if fabric.is_global_zero else None
