@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -103,3 +104,35 @@ def test_resume_with_data_says_that_it_starts_a_new_run(images, tmp_path, capsys
     assert said in capsys.readouterr().err
     snclr.pretrain(data=str(images), out=str(run), resume=True)
     assert said not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "config"])
+def test_a_damaged_encoder_names_the_command_that_repairs_it(run, tmp_path, damage, images, capsys):
+    broken = shutil.copytree(run, tmp_path / "run")
+    file = broken / ("config.json" if damage == "config" else "encoder.safetensors")
+    intact = file.read_bytes()
+    changed = {"flip": intact[:-1] + bytes([intact[-1] ^ 1]), "cut": intact[:-9], "config": b"{"}.get(damage)
+    file.unlink() if changed is None else file.write_bytes(changed)
+    assert main(["knn", str(broken), "--data", str(images)]) == 2
+    (command,) = suggested(capsys.readouterr().err.rpartition(": " if damage != "missing" else "with ")[2])
+    assert main(command[1:]) == 0
+    assert file.read_bytes() == intact
+
+
+def test_a_disk_too_small_for_the_checkpoints_is_refused_before_training(run, images, tmp_path, monkeypatch):
+    saved = sorted((run / "checkpoints").glob("step-*"))[-1]
+    size = sum(path.stat().st_size for path in saved.iterdir())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=int(2.5 * size)))
+    out = tmp_path / "run"
+    with pytest.raises(UserError, match=r"no space for the checkpoints in .*/run/checkpoints: ([\d,]+) bytes needed"):
+        tiny_run.train(images, out)
+    assert not out.exists()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=int(3.1 * size)))
+    tiny_run.train(images, out)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=int(1.2 * size)))
+    snclr.pretrain(out=str(out), resume=True, quiet=True)  # two of the three are there
+
+
+def test_embed_names_the_split(run, images, tmp_path, capsys):
+    assert main(["embed", str(run), "--data", str(images), "--split", "all", "--out", str(tmp_path / "a.npy")]) == 0
+    assert f"images: {images}, split all" in capsys.readouterr().out

@@ -15,6 +15,7 @@ import pytest
 from tests.reliability.harness import (
     CHECKPOINT_EVERY,
     STEPS,
+    Command,
     Workshop,
     assert_lost_little,
     assert_same_end,
@@ -35,27 +36,25 @@ def failing_writer(shop: Workshop, seed: int) -> None:
     share = SHARES[seed % len(SHARES)]
     after = int(_written(undisturbed) * share) + 37 * (seed // len(SHARES))
     fault = {"name": "full_disk", "folder": str(out), "after_bytes": after}
-    _fill_and_resume(shop, out, [fault], undisturbed, saved=share >= SAVED)
+    _fill_and_resume(shop, shop.pretrain(out, "--resume", faults=[fault]), undisturbed, saved=share >= SAVED)
 
 
 def small_tmpfs(shop: Workshop, seed: int) -> None:
     """Fill a small file system that holds the run directory, then free it."""
-    undisturbed = shop.undisturbed()
-    share = SHARES[seed % len(SHARES)]
+    undisturbed, step = shop.undisturbed(), 1 + 2 * (seed % 5)
     with mounted(4 * _on_disk(undisturbed)) as disk:
+        run = shop.pretrain(disk / "run", "--resume", faults=[{"name": "slow_steps", "seconds": 0.05}])
+        run.reach(step)  # before that, a disk that is too small is refused
         filler = disk / "filler"
         with open(filler, "wb") as file:
-            free = shutil.disk_usage(disk).free
-            file.write(b"\0" * max(0, free - int(_on_disk(undisturbed) * share)))
-        _fill_and_resume(shop, disk / "run", [], undisturbed, filler, saved=share >= SAVED)
+            file.write(b"\0" * max(0, shutil.disk_usage(disk).free - 4096))
+        _fill_and_resume(shop, run, undisturbed, filler, saved=step > CHECKPOINT_EVERY)
 
 
 def _fill_and_resume(
-    shop: Workshop, out: Path, faults: list[dict[str, object]], undisturbed: Path, filler: Path | None = None,
-    *, saved: bool,
-) -> None:  # fmt: skip
-    run = shop.pretrain(out, "--resume", faults=faults)
-    printed = run.ends_with(2)
+    shop: Workshop, run: Command, undisturbed: Path, filler: Path | None = None, *, saved: bool
+) -> None:
+    out, printed = run.out, run.ends_with(2)
     message = _MESSAGE.search(printed)
     assert message, f"no path and bytes in the message:\n{printed}"
     assert Path(message[1]).is_relative_to(out), message[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -105,7 +106,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
     config = task.config
     with (
         StopFlag() as stop,
-        _open_run(config, fabric) as run,
+        _open_run(task) as run,
         _log_file(run) if fabric.is_global_zero else nullcontext(),
     ):
         checkpoint = _find_checkpoint(run, fabric) if config.resume else None
@@ -123,12 +124,27 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
     return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped))
 
 
-def _open_run(config: PretrainConfig, fabric: Any) -> RunDir:
-    """Return the run directory; rank 0 creates and locks it."""
+def _open_run(task: PretrainTask) -> RunDir:
+    """Return the run directory; rank 0 creates and locks it, if its disk has room for the checkpoints."""
+    config = task.config
     with raise_on_all_ranks():
-        if fabric.is_global_zero:
+        if task.fabric.is_global_zero:
+            _check_disk_space(task)
             return RunDir.create(config.out, resume=config.resume, overwrite=config.overwrite)
     return RunDir(config.out)
+
+
+def _check_disk_space(task: PretrainTask) -> None:
+    """Raise UserError if the checkpoints do not fit on the disk: those to keep, and one more while it is written."""
+    folder, keep, size = task.run.checkpoints, task.config.keep_checkpoints, task.checkpoint_bytes()
+    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    needed = max((keep + 1) * size - present, size)
+    free = shutil.disk_usage(next(path for path in folder.absolute().parents if path.is_dir())).free
+    if free < needed:
+        raise UserError(
+            f"no space for the checkpoints in {folder}: {needed:,} bytes needed ({keep} + 1 checkpoints of {size:,}),"
+            f" {free:,} free on that disk. Free some space, lower --keep-checkpoints or choose another --out."
+        )
 
 
 def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
