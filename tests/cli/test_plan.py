@@ -88,7 +88,7 @@ def test_the_command_prints_text_or_json(images, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan"], "data is missing: give --data"),
+        (["plan"], "--data is missing"),
         (["plan", "--data=nowhere-at-all"], "nowhere-at-all"),
         (["plan", "--data=demo", "--recipe=demo", "--steps=0"], "--steps must be at least 1, not 0"),
     ],

@@ -67,13 +67,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from cyclopts import CycloptsError
+    import re
 
+    from cyclopts import CycloptsError, UnusedCliTokensError
+
+    from snclr.cli.flags import normalize_spelling, usage
+
+    argv = normalize_spelling(argv)
     name = command_name(argv)
     try:
         arguments = parse(argv)
     except CycloptsError as error:
-        print(f"snclr{f' {name}' if name else ''}: {error}", file=sys.stderr)
+        stray = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
+        reason = f"unexpected argument {' '.join(stray)}" if stray else str(error).removeprefix(f'Command "{name}" ')
+        reason = re.sub(r"\|Literal\[([^]]*)\]", r" or \1", reason)
+        print(f"snclr{f' {name}' if name else ''}: {reason}", file=sys.stderr)
+        print(usage(build_app(argv), name), file=sys.stderr)
         return 2
     return 0 if arguments is None else _run(load_command(str(name)), str(name), arguments, argv)
 
@@ -122,6 +131,7 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
     """Call the command and print its result or error on rank 0."""
     import json
 
+    from snclr.cli.flags import parameter_names, with_flags
     from snclr.errors import OtherRankError, UserError
     from snclr.runtime.stop import StopRequested, rank_exit_code
 
@@ -142,7 +152,7 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
     except OtherRankError:  # the rank that failed prints the reason
         return 2
     except UserError as error:
-        print(f"snclr {name}: {error}", file=sys.stderr)
+        print(f"snclr {name}: {with_flags(str(error), parameter_names(command))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # e.g. `snclr encoders | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

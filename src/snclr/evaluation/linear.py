@@ -22,7 +22,7 @@ from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import extract_features, feature_width, frozen
 from snclr.evaluation.images import Plan
 from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, StandardizedFeatures
-from snclr.evaluation.results import LinearResult
+from snclr.evaluation.results import LinearResult, count
 from snclr.evaluation.scoring import (
     Labeled,
     Score,
@@ -247,7 +247,9 @@ def _classify(head: LinearHeads, queries: Labeled, classes: Tensor) -> tuple[Ten
 
 
 def _sgd(epochs: int, batch: int) -> str:
-    return f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {epochs} epochs, batch {batch}, cosine to 0"
+    return (
+        f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {count(epochs, 'epoch')}, batch {batch}, cosine to 0"
+    )
 
 
 def _chosen(trials: list[Trial], lr: float) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
+from snclr.errors import count as count
 from snclr.io.jsonl import append_jsonl, read_jsonl
 
 if TYPE_CHECKING:
@@ -73,15 +74,6 @@ class FinetuneResult(AccuracyResult):
     model_sha256: str
     skipped: Sequence[dict[str, Any]]
     """Images that could not be read, with the reasons."""
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count(1, "image"), count(1200, "image")
-    ('1 image', '1,200 images')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def append_result(

@@ -138,7 +138,7 @@ class SoftNeighborConfig(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attention == "linear" and not self.attention_gradient:
-            raise UserError("attention 'linear' learns nothing without attention_gradient; set attention_gradient=True")
+            raise UserError("attention='linear' learns nothing without a gradient. Set attention_gradient=True.")
 
 
 @dataclass(frozen=True, kw_only=True)

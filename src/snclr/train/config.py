@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from snclr.errors import UserError, did_you_mean
+from snclr.errors import UserError, american, did_you_mean, known_spelling
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
-from snclr.recipes import get_recipe
+from snclr.recipes import RECIPES, get_recipe
 from snclr.runtime.settings import (
     Count,
     Fraction,
@@ -152,11 +152,14 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
         for part in PretrainConfig.__bases__:
             check_fields(self, part)
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
-            raise UserError(f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}")
+            raise UserError(
+                f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}. Lower the first or raise the"
+                " second."
+            )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
         if self.resume and self.overwrite:
-            raise UserError("resume and overwrite exclude each other; give one of them")
+            raise UserError("resume=True and overwrite=True exclude each other. Give one of them.")
 
     def __getattr__(self, name: str) -> Any:
         if name in METHOD_SETTINGS:
@@ -234,7 +237,7 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     given = _check_names(settings)
     saved = {} if config is None else _check_names(read_config(Path(config)))
     saved = {name: value for name, value in saved.items() if name not in ("out", "resume", "overwrite")}
-    recipe_name = str((saved | given).get("recipe", "photos"))
+    recipe_name = known_spelling(str((saved | given).get("recipe", "photos")), RECIPES)
     recipe = get_recipe(recipe_name)
     method = known["method"].check((saved | given).get("method", "snclr"))
     if saved.get("method", "snclr") == method:  # else the file is for another method
@@ -305,7 +308,11 @@ def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, A
 
 def _check_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are not None; raise UserError for an unknown name."""
-    settings = {k: v for k, v in settings.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]}
+    settings = {
+        american(k) if isinstance(k, str) else k: v
+        for k, v in settings.items()
+        if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]
+    }
     known = all_settings()
     for name in settings:
         if name not in known:
@@ -318,9 +325,8 @@ def _check_used(method: str, settings: Mapping[str, Any]) -> None:
     """Raise UserError for a setting without effect on this method."""
     unused = [name for name in settings if name not in settings_for_method(method, settings)]
     if unused:
-        own = ", ".join(sorted(METHODS[method].setting_names())) or "none of its own"
         users = ", ".join(name for name, config in METHODS.items() if unused[0] in config.setting_names())
+        given = " or ".join(f"{name}={settings[name]!r}" for name in unused)
         raise UserError(
-            f"method {method} does not use {' or '.join(unused)} (used by {users}). Its settings: {own}. Remove the"
-            " flag or choose another --method."
+            f"method={method} does not use {given} (used by {users}). `snclr methods {method}` lists its settings."
         )

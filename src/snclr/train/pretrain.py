@@ -18,7 +18,7 @@ from snclr.checkpoint.format import Checkpoint
 from snclr.checkpoint.run_dir import RunDir, similar_run
 from snclr.distributed.collectives import broadcast_object, name_missing_ranks, raise_on_all_ranks
 from snclr.distributed.launch import launch
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.io.atomic import write_atomic
 from snclr.methods.config import QueueConfig
 from snclr.runtime.stop import StopFlag, StopRequested
@@ -55,7 +55,9 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     saves a checkpoint and raises StopRequested.
     """
     if config is not None and settings.get("resume"):
-        raise UserError("config and resume exclude each other: a run is resumed with its own settings")
+        raise UserError(
+            "config and resume=True exclude each other: a run is resumed with its own settings. Omit config."
+        )
     given = config_for_resume(settings) if settings.get("resume") else resolve(settings, config)
     _require(given, ("out",) if given.resume else ("data", "out"))
     fabric = launch_run(given)
@@ -95,7 +97,7 @@ def _start_instead_of_resume(config: PretrainConfig, *, quiet: bool) -> None:
 def _require(config: PretrainConfig, names: tuple[str, ...]) -> None:
     for name in names:
         if not getattr(config, name):
-            raise UserError(f"{name} is missing: give --data (the images) and --out (the run directory)")
+            raise UserError(f"{name} is missing. Give the images (--data) and the run directory (--out).")
 
 
 def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
@@ -163,13 +165,14 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *,
     """Run the trainer with the run's metrics."""
     config, fabric, run = task.config, task.fabric, task.run
     opening = (
-        f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on {len(task.dataset):,} images"
-        f" of {config.data}, {config.epochs} epochs of {task.steps_per_epoch} steps, on {fabric.device}"
+        f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on"
+        f" {count(len(task.dataset), 'image')} of {config.data}, {count(config.epochs, 'epoch')} of"
+        f" {count(task.steps_per_epoch, 'step')}, on {fabric.device}"
     )
     if fabric.world_size > 1:
         opening += f", {fabric.world_size} ranks"
     if isinstance(config.method_config, QueueConfig):
-        opening += f", queue of {config.queue_length:,} features"
+        opening += f", queue of {count(config.queue_length, 'feature')}"
         if config.queue_length > len(task.dataset) and checkpoint is None:
             opening += (
                 f"\nwarning: --queue-length {config.queue_length} is more than the number of images: the queue holds"

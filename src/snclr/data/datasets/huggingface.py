@@ -279,7 +279,7 @@ def _offline_if_unreachable(datasets: Any, *, local: bool) -> Iterator[str | Non
 
     The hub client retries each request for about 40 seconds, also if there is no network at all.
     """
-    constants = importlib.import_module("huggingface_hub.constants")
+    constants: Any = importlib.import_module("huggingface_hub.constants")
     address = urllib.parse.urlsplit(constants.ENDPOINT)
     reason = None
     if not (local or datasets.config.HF_HUB_OFFLINE or "https" in urllib.request.getproxies()):

@@ -103,7 +103,7 @@ def open_shards(spec: str | Path, *, name: str) -> ShardDataset:
 def _open_paths(paths: list[Path], name: str) -> ShardDataset:
     missing = [str(path) for path in paths if not path.is_file()]
     if missing or not paths:
-        examples = f"{len(missing)} of its {len(paths)} shards do not exist, e.g. {', '.join(missing[:3])}"
+        examples = f"missing shards: {len(missing)} of {len(paths)}, e.g. {', '.join(missing[:3])}"
         raise UserError(f"{name}: {examples if missing else 'no shard matches; check the path and the numbers'}")
     with ThreadPoolExecutor(max_workers=4) as pool:
         index = merge_indexes(list(pool.map(index_file, paths)))
