@@ -187,7 +187,7 @@ def test_a_list_without_labels(tmp_path):
     ("content", "message"),
     [
         (b"a.png\nb.png\nc.png\n", "lists 2 missing files, e.g. b.png, c.png"),
-        (b"a.png 3\n", "do not exist.*a label is separated by a TAB"),
+        (b"a.png 3\n", "lists 1 missing file.*a label is separated by a TAB"),
         (b"a.png\tx\ty\n", "line 1: expected a path"),
         (b"# nothing\n\n", "lists no images"),
         (b"\xff\xfe\x00\x01\x80", "cannot be read as a text list"),
