@@ -144,7 +144,7 @@ def with_flags(message: str, names: Iterable[str]) -> str:
         message = re.sub(rf"{word}=False\b", off, message)
         message = re.sub(rf"{word}=True\b", flag, message)
         message = re.sub(rf"{word}=", f"{flag} ", message)
-        message = re.sub(word if "_" in name else rf"^{word}(?= (must|is missing))", flag, message)
+        message = re.sub(word if "_" in name else rf"^{word}(?= (must|is) )", flag, message)
     return message
 
 
