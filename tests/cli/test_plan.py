@@ -47,6 +47,9 @@ def test_queue_age_and_share_of_the_own_class(images):
     assert queue.epochs_of_life == pytest.approx(40 / 49)
     assert queue.same_class == pytest.approx(40 * (16**2 + 16**2 + 17**2) / 49**2)
     assert queue.mb == pytest.approx(40 * 16 * 4 / 1e6, abs=1e-3)
+    long = plan(steps=1, data=str(images), **{**SMALL, "queue_length": 98}).queue
+    assert (long.epochs_of_life, long.share_of_images) == (2.0, 1.0)
+    assert long.same_class == pytest.approx(queue.same_class * 49 / 40)  # different images, not features
     both = plan(steps=1, data=str(images), **SMALL, push="both").queue
     assert both.epochs_of_life == pytest.approx(40 / 98)
     small = {name: value for name, value in SMALL.items() if name not in ("neighbors", "queue_length")}
@@ -56,12 +59,12 @@ def test_queue_age_and_share_of_the_own_class(images):
 def test_a_queue_that_is_too_long_or_too_short_is_warned_about(images, capsys):
     show_plan(plan(steps=1, data=str(images), **{**SMALL, "queue_length": 200}))
     text = capsys.readouterr().out
-    assert "holds every image 4.1 times" in text
+    assert "it holds up to 4.1 features of each" in text
     assert "--queue-length 49" in text
     show_plan(plan(steps=1, data=str(images), **{**SMALL, "queue_length": 20, "neighbors": 12}))
     text = capsys.readouterr().out
     assert "At most about 7 of K = 12 neighbors" in text
-    assert "holds every image" not in text
+    assert "longer than the number of images" not in text
 
 
 def test_with_several_processes_one_rank_is_measured(images, capsys):
@@ -85,7 +88,7 @@ def test_the_command_prints_text_or_json(images, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan"], "data is missing: give --data"),
+        (["plan"], "--data is missing"),
         (["plan", "--data=nowhere-at-all"], "nowhere-at-all"),
         (["plan", "--data=demo", "--recipe=demo", "--steps=0"], "--steps must be at least 1, not 0"),
     ],

@@ -278,7 +278,7 @@ def test_a_dataset_of_bad_images_is_an_error():
 
 def test_invalid_settings_are_rejected(demo):
     few = ArrayDataset("x", demo.images[:7])
-    with pytest.raises(UserError, match="7 images, fewer than one batch of 8; use a batch size of at most 7"):
+    with pytest.raises(UserError, match=r"7 images, fewer than one batch of 8\. Use a batch_size of at most 7"):
         loader(few)
     with pytest.raises(UserError, match="multiple of 3"):
         loader(demo, world_size=3)

@@ -43,7 +43,7 @@ class QueuePlan:
     neighbors: int | None = None
     """K, for methods that use neighbors."""
     same_class: float | None = None
-    """Expected number of features of an image's own class, if the images have labels."""
+    """Expected number of different images of an image's own class in the queue, if the images have labels."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,14 @@ def plan(*, config: str | Path | None = None, steps: int = 10, **settings: Any) 
     from snclr.data.info import inspect_dataset
     from snclr.data.sampler import steps_per_epoch
     from snclr.distributed.launch import check_batch_size
-    from snclr.train.config import resolve
+    from snclr.train.config import fit_queue, resolve
     from snclr.train.cost import measure_cost
 
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     run = resolve({**settings, "out": "unused"}, config)
     data, processes = inspect_dataset(run.data), _world_size(run)
+    run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
     check_batch_size(run.batch_size, processes)
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
@@ -127,7 +128,8 @@ def _plan_queue(config: PretrainConfig, data: DatasetInfo, megabytes: float) -> 
         return None
     pushed_per_epoch = data.images * (2 if "push" in used and config.push == "both" else 1)
     epochs = config.queue_length / pushed_per_epoch
+    share = min(1.0, epochs)
     return QueuePlan(
-        config.queue_length, megabytes, epochs, min(1.0, epochs), config.neighbors if "neighbors" in used else None,
-        None if data.same_class is None else data.same_class * config.queue_length,
+        config.queue_length, megabytes, epochs, share, config.neighbors if "neighbors" in used else None,
+        None if data.same_class is None else data.same_class * data.images * share,
     )  # fmt: skip

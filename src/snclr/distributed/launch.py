@@ -87,12 +87,12 @@ def check_batch_size(batch_size: int, world_size: int) -> None:
     >>> check_batch_size(256, 3)
     Traceback (most recent call last):
         ...
-    snclr.errors.UserError: batch_size 256 is not divisible by 3 ranks; the nearest that is: 255
+    snclr.errors.UserError: batch_size=256 is not divisible by 3 ranks; the nearest that is: 255
     """
     if batch_size % world_size:
         nearest = max(round(batch_size / world_size), 1) * world_size
         raise UserError(
-            f"batch_size {batch_size} is not divisible by {world_size} ranks; the nearest that is: {nearest}"
+            f"batch_size={batch_size} is not divisible by {world_size} ranks; the nearest that is: {nearest}"
         )
 
 

@@ -100,7 +100,7 @@ def _concatenate(dataset: ImageDataset, blocks: dict[int, Block], labels: Labels
     skipped = sorted((skip for block in blocks.values() for skip in block.skipped), key=lambda skip: skip.index)
     if len(ids) == 0:
         raise UserError(
-            f"none of the {len(dataset)} images of {dataset.name} could be read; the first, {skipped[0].key}: "
+            f"no image of {dataset.name} could be read ({len(dataset)} tried); the first, {skipped[0].key}: "
             f"{skipped[0].reason}"
         )
     features = torch.empty(len(ids), max(block.features.shape[1] for block in blocks.values()))

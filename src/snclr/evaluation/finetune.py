@@ -204,7 +204,7 @@ def evaluate_finetune(
     list_file = session.on_rank_zero(lambda: _write_list(session.run, subset, seed))
     with saved:
         weights = "new weights" if from_scratch else f"the weights of {session.run}"
-        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {settings.epochs} epochs"
+        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {count(settings.epochs, 'epoch')}"
         fit_task(
             task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
             quiet=session.quiet, opening=f"{opening}, on {session.device}",
@@ -278,7 +278,8 @@ def _protocol(
     return (
         f"fine-tuning {start}: whole network and a linear head on {subset.description}, list sha256 "
         f"{subset.sha256[:16]}…, random resized crop and flip at {target.spec.image_size} px, SGD (Nesterov momentum "
-        f"{s.momentum:g}, weight decay {s.weight_decay:g}), {s.epochs} epochs of {task.steps_per_epoch} steps, batch "
+        f"{s.momentum:g}, weight decay {s.weight_decay:g}), {count(s.epochs, 'epoch')} of "
+        f"{count(task.steps_per_epoch, 'step')}, batch "
         f"{s.batch_size}, learning rate {s.lr:g} for the encoder ({base_lr['encoder']:g} × batch/256) and "
         f"{s.head_lr:g} for the head ({base_lr['head']:g} × batch/256), cosine to 0, seed {s.seed}; "
         f"tested on center crops after the last epoch; {sets}"

@@ -17,7 +17,7 @@ from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.data.splits import hold_out
 from snclr.distributed.collectives import rank_and_size
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, extract_features, feature_width, frozen
@@ -262,7 +262,9 @@ def _classify(head: LinearHeads, queries: Labeled, classes: Tensor) -> tuple[Ten
 
 
 def _sgd(epochs: int, batch: int) -> str:
-    return f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {epochs} epochs, batch {batch}, cosine to 0"
+    return (
+        f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {count(epochs, 'epoch')}, batch {batch}, cosine to 0"
+    )
 
 
 def _chosen(trials: list[Trial], lr: float) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
+from snclr.errors import count as count
 from snclr.io.jsonl import append_jsonl, read_jsonl
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from snclr.distributed.collectives import (
     raise_on_all_ranks,
     rank_and_size,
 )
-from snclr.errors import OtherRankError, UserError
+from snclr.errors import OtherRankError, UserError, snclr_command
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, extract_features
 from snclr.evaluation.results import append_result
@@ -212,7 +212,7 @@ def run_encoder(run: str | Path) -> tuple[nn.Module, EncoderSpec]:
     if not folder.encoder_weights.is_file():
         raise UserError(
             f"{run} has no {folder.encoder_weights.name}: its training is not complete. Continue it with "
-            f"snclr pretrain --resume --out {run}"
+            + snclr_command("pretrain", "--resume", "--out", run)
         )
     return load_encoder(folder.path)
 

@@ -82,7 +82,7 @@ class QueueConfig(MethodConfig):
     """A queue of earlier features."""
 
     queue_length: Count = 128_000
-    """Features in the queue (Q)."""
+    """Features in the queue (Q). If it is not given, at most the number of images."""
     queue_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of the features in the queue."""
 
@@ -138,7 +138,7 @@ class SoftNeighborConfig(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attention == "linear" and not self.attention_gradient:
-            raise UserError("attention 'linear' learns nothing without attention_gradient; set attention_gradient=True")
+            raise UserError("attention='linear' learns nothing without a gradient. Set attention_gradient=True.")
 
 
 @dataclass(frozen=True, kw_only=True)

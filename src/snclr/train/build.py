@@ -21,7 +21,7 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
-from snclr.train.config import PretrainConfig
+from snclr.train.config import PretrainConfig, fit_queue
 from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.pretrain_task import PretrainTask
 
@@ -29,16 +29,18 @@ _log = logging.getLogger("snclr")
 
 
 def build_task(
-    config: PretrainConfig, fabric: Any, *, init_from: str | None = None, quiet: bool = True
+    config: PretrainConfig, fabric: Any, *, init_from: str | None = None, resumed: bool = False, quiet: bool = True
 ) -> PretrainTask:
     """Open the images and build loader, method and optimizer on this rank's device; write no files.
 
-    `init_from` gives the initial weights of the encoders: another run or a weights file.
+    `init_from` gives the initial weights of the encoders: another run or a weights file. The queue of a run that is
+    not `resumed` is fitted to the number of images; the config of the task has its length.
     """
     dataset = open_on_all_ranks(lambda: open_dataset(config.data, split="train", download=True))
     check_equal_across_ranks(dataset.fingerprint, f"images in {config.data}")
     labels = dataset.labels
     with raise_on_all_ranks():
+        config = config if resumed else fit_queue(config, len(dataset))
         loader = ViewLoader(
             dataset, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size,
             seed=config.seed, workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size,

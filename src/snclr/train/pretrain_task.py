@@ -145,6 +145,12 @@ class PretrainTask(LoaderTask):
         super().load_state(checkpoint)
         self.fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
 
+    def checkpoint_bytes(self) -> int:
+        """Return the size of the tensors of a checkpoint after the first step, when the optimizer has its moments."""
+        moments = 2 if self.config.optimizer == "adamw" else 1
+        trained = sum(parameter.nbytes for parameter in self.module.parameters() if parameter.requires_grad)
+        return sum(tensor.nbytes for tensor in self.module.state_dict().values()) + moments * trained
+
     def on_save(self) -> None:
         """Write skipped.jsonl: the unreadable images and the reasons."""
         write_atomic(self.run.skipped, "".join(json.dumps(asdict(skip)) + "\n" for skip in self.loader.skipped))

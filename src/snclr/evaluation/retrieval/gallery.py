@@ -24,7 +24,7 @@ from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.data.splits import Subset
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.index import Hits, find_similar
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
@@ -54,7 +54,7 @@ class Gallery:
     @classmethod
     def from_features(cls, features: Features, dataset: ImageDataset) -> Gallery:
         """Use the readable images of a dataset."""
-        description = f"{len(features.ids):,} images of {dataset.name}"
+        description = f"{count(len(features.ids), 'image')} of {dataset.name}"
         return cls(F.normalize(features.features, dim=1), features.ids, dataset, description, features.skipped)
 
     @classmethod
@@ -70,7 +70,7 @@ class Gallery:
                 f"the queue of {run} is empty. Train for at least one step, or give a folder of images as --candidates"
             )
         dataset, note = training_images(run, data_of(run))
-        description = f"the run's queue, {len(queue):,} features" + ("" if note is None else f" ({note})")
+        description = f"the run's queue, {count(len(queue), 'feature')}" + ("" if note is None else f" ({note})")
         features, ids = queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu()
         return cls(features, ids, dataset, description, note=note, is_queue=True)
 
