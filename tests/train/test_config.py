@@ -56,8 +56,8 @@ def test_resolved_settings_never_change(recipe):
         f"{method}/{preset}": resolve({"recipe": recipe, "method": method, "preset": preset}).to_dict()
         for method, preset in cases
     }
-    for settings in resolved.values():
-        assert settings.pop("cache_images") == "auto"  # newer than the digests; changes no result
+    for values in resolved.values():
+        assert values.pop("cache_images") == "auto"  # newer than the digests; changes no result
     digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
     assert digest[:16] == RESOLVED[recipe]
 

@@ -108,6 +108,7 @@ def load_command(name: str) -> Command:
 def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: Sequence[str]) -> int:
     """Call the command and print its result or error on rank 0."""
     from snclr.errors import OtherRankError, UserError
+    from snclr.runtime.progress import StatusLine
     from snclr.runtime.stop import StopRequested, rank_exit_code, sigusr1_as_sigterm
 
     as_json = bool(arguments.arguments.get("json"))
@@ -115,7 +116,8 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
         print(command.intro, file=sys.stderr)
     try:
         with sigusr1_as_sigterm():
-            result = command.call(arguments)
+            with StatusLine(f"snclr {name}", quiet=as_json):
+                result = command.call(arguments)
             if _is_rank_0() and as_json:
                 print(json.dumps(command.to_json(result), ensure_ascii=False))
             elif _is_rank_0():

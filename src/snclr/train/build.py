@@ -22,6 +22,7 @@ from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
 from snclr.runtime.memory import cache_limit
+from snclr.runtime.progress import set_status
 from snclr.train.config import PretrainConfig
 from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.pretrain_task import PretrainTask
@@ -36,6 +37,7 @@ def build_task(
 
     `init_from` gives the initial weights of the encoders: another run or a weights file.
     """
+    set_status(f"opening {config.data}")
     dataset = open_on_all_ranks(lambda: open_dataset(config.data, split="train", download=True))
     check_equal_across_ranks(dataset.fingerprint, f"images in {config.data}")
     labels = dataset.labels
@@ -47,6 +49,7 @@ def build_task(
             device=fabric.device, max_bad_share=config.max_bad_share,
             cache_bytes=cache_limit(config.cache_images) // ranks_per_machine,
         )  # fmt: skip
+        set_status(f"building {config.encoder}")
         spec = encoder_spec(config)
         classes = None if labels is None or len(labels) == 0 else int(labels.max()) + 1
         method: Any = build_method(config, spec, classes)

@@ -189,9 +189,9 @@ class Trainer(Generic[BatchT]):
                     self._save(step)
             del batches  # end the data workers before the last checkpoint is written
             self._save(step)
-        if step < total:
-            assert self.stop.requested is not None
-            raise StopRequested(self.stop.requested, step, total)
+            if step < total:
+                assert self.stop.requested is not None
+                raise StopRequested(self.stop.requested, step, total)
 
     def _next_batch(self, batches: Iterator[BatchT], step: int, *, first: bool) -> BatchT | None:
         """Fetch the next batch and agree with the other ranks, by one all_gather.
