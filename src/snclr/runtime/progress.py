@@ -332,7 +332,7 @@ def _is_terminal(stream: TextIO) -> bool:
 def _is_other_rank() -> bool:
     """Return whether a launcher started this process as another rank than 0, without importing torch."""
     names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-    return next((os.environ[name] for name in names if name in os.environ), "0") != "0"
+    return next((os.environ[name] for name in names if os.environ.get(name)), "0") != "0"
 
 
 def _short(value: Any) -> str:
