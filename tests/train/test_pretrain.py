@@ -1,6 +1,8 @@
 """`pretrain` in one process on tiny images: what a run leaves, what it repeats, and what it refuses."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -63,6 +65,25 @@ def test_a_run_writes_all_documented_files(images, tmp_path):
     method, _ = load_trained_method(out)
     assert len(method.queue) == 20  # the queue is part of the run
     assert torch.equal(method.encoder.state_dict()["conv1.weight"], encoder.state_dict()["conv1.weight"])
+
+
+def epoch_lines(out):
+    return re.findall(r"epoch \d+/\d+: loss [\d.]+ \(mean\)", (out / "train.log").read_text())
+
+
+def test_an_epoch_line_has_the_mean_loss_and_the_last_step_is_logged(images, tmp_path):
+    every, last = tmp_path / "every", tmp_path / "last"
+    snclr.pretrain(data=images, out=str(every), **TINY)
+    snclr.pretrain(data=images, out=str(last), **{**TINY, "log_every": 100}, checkpoint_every=1, keep_checkpoints=10)
+    losses = [line["loss"] for line in read_metrics(every)]
+    means = [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
+    assert epoch_lines(every) == epoch_lines(last) == [f"epoch {n}/2: loss {means[n - 1]:.3f} (mean)" for n in (1, 2)]
+    assert [(line["step"], line["loss"]) for line in read_metrics(last)] == [(3, losses[2]), (6, losses[5])]
+
+    for step in (5, 6):
+        shutil.rmtree(last / "checkpoints" / f"step-{step:010d}")
+    snclr.pretrain(out=str(last), resume=True, quiet=True)  # from the middle of an epoch
+    assert epoch_lines(last)[-1] == epoch_lines(every)[-1]
 
 
 def test_a_run_is_determined_by_settings_and_seed(images, tmp_path):

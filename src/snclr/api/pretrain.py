@@ -77,7 +77,7 @@ class RunPlan:
         return {**asdict(self), "queue": queue}
 
 
-def plan(*, config: str | Path | None = None, steps: int = 10, **settings: Any) -> RunPlan:
+def plan(*, config: str | Path | None = None, steps: int = 10, quiet: bool = False, **settings: Any) -> RunPlan:
     """Estimate time, memory and disk space of a run by training a few steps of it; nothing is written.
 
     With several devices or nodes, one rank is measured with its part of the batch.
@@ -85,6 +85,7 @@ def plan(*, config: str | Path | None = None, steps: int = 10, **settings: Any) 
     Args:
         config: File with settings, e.g. the config.yaml of a run; it overrides the recipe, flags override it.
         steps: Training steps to measure.
+        quiet: Print no progress.
         settings: Those of `snclr.pretrain`.
     """
     from snclr.data.info import inspect_dataset
@@ -101,7 +102,7 @@ def plan(*, config: str | Path | None = None, steps: int = 10, **settings: Any) 
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
     check_batch_size(run.batch_size, processes)
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
-    cost = measure_cost({**run.to_dict(), **share}, steps=steps)
+    cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)
     seconds = cost["seconds_with_views"]
     return RunPlan(
         images=data.images, batch_size=run.batch_size, processes=processes, epochs=run.epochs,

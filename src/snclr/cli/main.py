@@ -133,13 +133,15 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
 
     from snclr.cli.flags import parameter_names, with_flags
     from snclr.errors import OtherRankError, UserError
+    from snclr.runtime.progress import StatusLine
     from snclr.runtime.stop import StopRequested, rank_exit_code
 
     as_json = bool(arguments.arguments.get("json"))
     if command.intro and not as_json:
         print(command.intro, file=sys.stderr)
     try:
-        result = command.call(arguments)
+        with StatusLine(f"snclr {name}", quiet=as_json):
+            result = command.call(arguments)
         if _is_rank_0() and as_json:
             print(json.dumps(command.to_json(result), ensure_ascii=False))
         elif _is_rank_0():

@@ -205,7 +205,7 @@ def linear_cached(
         plan = Plan(rows, batch=batch, chunk=batch, epochs=epochs, seed=seed)
         with heads.fitting_threads(batch):
             fit_task(
-                CachedTask(heads, plan, features), state, stage, description="linear classifier", stop=stop,
+                CachedTask(heads, plan, features), state, stage, description=f"linear classifier, {stage}", stop=stop,
                 device=features.device, quiet=quiet, log_every=plan.steps,
             )  # fmt: skip
         return heads

@@ -37,6 +37,7 @@ from snclr.io.atomic import explain_unwritable
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec
 from snclr.runtime.device import pick_device
+from snclr.runtime.progress import set_status
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.config import read_config
 
@@ -194,6 +195,7 @@ def open_target(session: Session, data: str | None, test: str | None, *, seed: i
     """Load the run's encoder and open the datasets (default: the run's own); checked to be equal on all ranks."""
 
     def opening() -> EvalTarget:
+        set_status(f"loading {session.run}")
         encoder, spec = run_encoder(session.run)
         train_part, test_part, description = open_splits(data or data_of(session.run), test, seed=seed)
         labels = match_labels(train_part, test_part)

@@ -31,6 +31,7 @@ from snclr.io.jsonl import read_jsonl
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
 from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
+from snclr.runtime.progress import set_status
 from snclr.train.config import read_config
 from snclr.train.metrics import read_metrics
 from snclr.train.saved_run import load_trained_method
@@ -78,6 +79,7 @@ def write_report(
     session: Session, run: RunDir, path: Path, options: ReportOptions, data: str | None = None
 ) -> ReportResult:
     """Build the page and write it on rank 0; `data` replaces the run's own images."""
+    set_status("building the page")
     html, page = render_within(build_page(session, run, options, data))
     if session.is_rank_zero:
         try:

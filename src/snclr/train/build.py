@@ -21,6 +21,8 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
+from snclr.runtime.memory import cache_limit
+from snclr.runtime.progress import set_status
 from snclr.train.config import PretrainConfig, fit_queue
 from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.pretrain_task import PretrainTask
@@ -36,16 +38,20 @@ def build_task(
     `init_from` gives the initial weights of the encoders: another run or a weights file. The queue of a run that is
     not `resumed` is fitted to the number of images; the config of the task has its length.
     """
+    set_status(f"opening {config.data}")
     dataset = open_on_all_ranks(lambda: open_dataset(config.data, split="train", download=True))
     check_equal_across_ranks(dataset.fingerprint, f"images in {config.data}")
     labels = dataset.labels
+    ranks_per_machine = getattr(fabric.strategy, "num_processes", 1)  # each has its own cache
     with raise_on_all_ranks():
         config = config if resumed else fit_queue(config, len(dataset))
         loader = ViewLoader(
             dataset, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size,
             seed=config.seed, workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size,
             device=fabric.device, max_bad_share=config.max_bad_share,
+            cache_bytes=cache_limit(config.cache_images) // ranks_per_machine,
         )  # fmt: skip
+        set_status(f"building {config.encoder}")
         spec = encoder_spec(config)
         classes = None if labels is None or len(labels) == 0 else int(labels.max()) + 1
         method: Any = build_method(config, spec, classes)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from snclr.errors import UserError, american, did_you_mean, known_spelling
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.recipes import RECIPES, get_recipe
+from snclr.runtime.memory import cache_limit
 from snclr.runtime.settings import (
     Count,
     Fraction,
@@ -117,6 +118,9 @@ class HardwareConfig:
     """Compile the encoders with torch.compile."""
     workers: NonNegativeInt = 2
     """Dataloader worker processes per rank."""
+    cache_images: str = "auto"
+    """Keep decoded images in memory if all of them fit into this size per machine, e.g. 4GB; auto: a quarter of the
+    free memory, at most 2 GB; never: decode them every epoch."""
     threads: NonNegativeInt = 0
     """CPU threads per rank (0: one per core); more do not speed up small encoders."""
     timeout: Annotated[float, Range(ge=5)] = 600.0
@@ -158,6 +162,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
             )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        cache_limit(self.cache_images)
         if self.resume and self.overwrite:
             raise UserError("resume=True and overwrite=True exclude each other. Give one of them.")
 

@@ -14,6 +14,7 @@ import torch
 
 from snclr.checkpoint.state import collect
 from snclr.runtime.device import limit_threads
+from snclr.runtime.progress import Progress
 from snclr.train.build import build_task
 from snclr.train.config import resolve
 from snclr.train.pretrain import launch_run
@@ -22,7 +23,7 @@ WARMUP_STEPS = 3
 """Steps before the measurement: the first steps allocate memory and wait for the data workers."""
 
 
-def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
+def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True) -> dict[str, Any]:
     """Run `steps` real training steps without a run directory; return seconds per step and memory.
 
     The queue is filled with random features first, so that every search covers its whole length.
@@ -37,7 +38,11 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
     durations: list[float] = []
     ends: list[float] = []
     batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
-    with limit_threads(config.threads), contextlib.closing(batches):
+    with (
+        limit_threads(config.threads),
+        Progress("measuring", WARMUP_STEPS + steps, unit="steps", quiet=quiet) as progress,
+        contextlib.closing(batches),
+    ):
         for batch in batches:
             start = time.perf_counter()
             task.training_step(batch)
@@ -45,6 +50,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
                 torch.cuda.synchronize()
             ends.append(time.perf_counter())
             durations.append(ends[-1] - start)
+            progress.update(1)
     return {
         "seconds_per_step": statistics.median_high(durations[WARMUP_STEPS:]),
         "seconds": round(sum(durations), 3), "steps": steps,

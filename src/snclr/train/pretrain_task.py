@@ -63,6 +63,8 @@ class PretrainTask(LoaderTask):
         self._labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
         self._collapsed = False
         self._purity_explained = False
+        # Losses since the start of the epoch. The sum stays on the device: reading it would wait for the step.
+        self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Train on one batch; if `log`, return loss and health of the global batch."""
@@ -88,11 +90,13 @@ class PretrainTask(LoaderTask):
         gradient_norm = float(
             self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
         )
-        check_finite(
+        loss = check_finite(
             batch.step, output.loss, batch.ids.tolist(), gradient_norm=gradient_norm, report=self.run.nonfinite,
             check_gradient=config.precision != "16",  # the loss scaler skips steps that overflow
             advice=NONFINITE_ADVICE,
         )  # fmt: skip
+        first = batch.step % self.steps_per_epoch == 0
+        self._loss_sum, self._loss_steps = (loss, 1) if first else (self._loss_sum + loss, self._loss_steps + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.module.after_step(batch.step, self.total_steps)  # target network, then queue
@@ -127,13 +131,20 @@ class PretrainTask(LoaderTask):
             "same_class": ("neighbor purity", "{:.0%}"),
             "queue_knn": ("queue kNN", "{:.0%}"),
         }
-        return {title: text.format(values[name]) for name, (title, text) in titles.items() if name in values}
+        epoch = f"{-(-step // self.steps_per_epoch)}/{self.config.epochs}"
+        shown = {title: text.format(values[name]) for name, (title, text) in titles.items() if name in values}
+        return {"epoch": epoch, **shown}
+
+    def epoch_means(self) -> dict[str, str]:
+        """Return the mean loss of the epoch's steps."""
+        return {"loss": f"{float(self._loss_sum) / self._loss_steps:.3f} (mean)"}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return method, queue, optimizer, loss scale and the list of unreadable images."""
+        """Return method, queue, optimizer, loss scale, the losses of the epoch and the list of unreadable images."""
         tensors, info = super().state()
         precision = self.fabric.strategy.precision.state_dict()  # the loss scale of 16-bit precision; else empty
-        return tensors, {**info, "precision": precision, "data": self._data_fingerprint}
+        losses = {"epoch_loss_sum": float(self._loss_sum), "epoch_loss_steps": self._loss_steps}
+        return tensors, {**info, "precision": precision, "data": self._data_fingerprint, **losses}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint of this run."""
@@ -144,6 +155,9 @@ class PretrainTask(LoaderTask):
             )
         super().load_state(checkpoint)
         self.fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
+        # Older checkpoints have no losses: the mean is then that of the steps since the resume.
+        self._loss_sum.fill_(checkpoint.info.get("epoch_loss_sum", 0.0))
+        self._loss_steps = checkpoint.info.get("epoch_loss_steps", 0)
 
     def checkpoint_bytes(self) -> int:
         """Return the size of the tensors of a checkpoint after the first step, when the optimizer has its moments."""
