@@ -72,10 +72,34 @@ def test_the_report_is_deterministic(run: Path, tmp_path: Path) -> None:
 def test_the_gallery_is_that_of_snclr_neighbors(run: Path) -> None:
     parsed, _ = written(run, cache=False)
     table = neighbors(run, rows=6, k=5, seed=0, quiet=True, cache=False)
-    weights = [f"{neighbor.w:.3f}" for row in table.rows for neighbor in row.neighbors]
-    assert re.findall(r"w\u202f=\u202f([\d.]+)", parsed.text()) == weights
     keys = [image.key for row in table.rows for image in (row, *row.neighbors)]
     assert [(one["alt"] or "").partition(",")[0] for one in parsed.all("img")] == keys
+
+
+def test_w_is_that_of_training(trained: Path, run: Path) -> None:
+    """The run has K = 5 and gamma 1: w sums to 1 over 5 neighbors, also if only 3 of them are shown."""
+
+    def shown(**options: Any) -> np.ndarray:
+        parsed, _ = written(run, **options)
+        return np.array(re.findall(r"w\u202f=\u202f([\d.]+)", parsed.text()), float).reshape(6, -1)
+
+    assert shown(k=5).sum(axis=1) == pytest.approx(np.ones(6), abs=0.003)
+    three = shown(k=3)
+    assert ((three > 0.1) & (three < 0.35)).all()
+    settings = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(?m)^gamma: .*$", "gamma: 0.5", settings))
+    assert shown(k=5).sum(axis=1) == pytest.approx(2 * np.ones(6), abs=0.003)
+    text = written(run)[0].text()
+    assert "softmax over the 5 nearest neighbors with temperature 1, divided by gamma = 0.5" in text
+
+
+def test_a_method_without_w_shows_cosines_only(trained: Path, tmp_path: Path) -> None:
+    images = trained.parent / "images"
+    run = train(images, tmp_path / "byol", method="byol", neighbors=None, queue_length=None)
+    parsed, _ = written(run)
+    assert "cosine 0." in parsed.text()
+    assert "positiveness" not in parsed.text()
+    assert "w\u202f=" not in parsed.text()
 
 
 def test_the_image_sample_is_seeded(run: Path) -> None:

@@ -64,7 +64,7 @@ def a_page(names: list[str], classes: list[str] | None = None) -> Page:
         "encoder": used[1]}, records=[{"step": 10 * n, "epoch": n / 2, "loss": 9.0 - n} for n in range(1, 9)],
         results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
         skipped=[{"key": one, "reason": one} for one in used],
-        gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5]),
+        gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
         alerts=used[:2],
         map=build_map(
             np.stack([np.cos(angle), np.sin(angle)], 1), used, classes or used,

@@ -38,7 +38,7 @@ def page(names: list[str], **changes: Any) -> Page:
         "method": some[1], "encoder": some[2], "recipe": some[3]}, records=LINES,
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
         skipped=[{"index": 0, "key": one, "reason": one} for one in some],
-        gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25]),
+        gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
         map=build_map(points, some, list(some), tiles, "p"),
         images=1234, alerts=[some[0]], written="2030-01-02",
     )  # fmt: skip

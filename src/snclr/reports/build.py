@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ from snclr.errors import UserError
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
-from snclr.evaluation.retrieval.space import open_space
+from snclr.evaluation.retrieval.results import NeighborRow
+from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, open_space, weigh_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import read_jsonl
@@ -145,7 +147,9 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
         raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
     gallery = retrieval.Gallery.from_features(queries.y2, dataset)
     queries = queries.take(pick_queries(queries.y2, images, seed=options.seed))
-    ranked, _ = retrieval.neighbor_rows(queries, gallery, options.k, weigh=space.weigh)
+    nearest, weigh, weights = _weights_of_training(space, options.k)
+    ranked, _ = retrieval.neighbor_rows(queries, gallery, nearest, weigh=weigh)
+    ranked = [_keep_nearest(row, options.k) for row in ranked]
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
@@ -154,7 +158,33 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
         f"{gallery.description}, without the query itself; center crops; neighbor purity over all {len(ranked):,} "
         f"images; seed {options.seed}."
     )
-    return Gallery(rows, uris, protocol, retrieval.neighbor_purity(ranked))
+    return Gallery(rows, uris, protocol, retrieval.neighbor_purity(ranked), weights)
+
+
+def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str | None]:
+    """Return how many neighbors share the weight, the function for w, and a caption; None if the loss has no w.
+
+    w is a softmax over the K neighbors of training, so that K neighbors are weighted even if fewer are shown.
+    """
+    if space.criterion is None or space.criterion.config.sides in ("negatives", "neither"):
+        return k, space.weigh, None
+    c = space.criterion.config
+    if c.weights == "hard":
+        caption = "w is 1 for every neighbor, as in training (--weights hard)."
+    else:
+        largest = "each image's largest weight is 1" if c.gamma == "max" else f"divided by gamma = {c.gamma:g}"
+        caption = (
+            f"w is computed as in training: a softmax over the {c.neighbors} nearest neighbors with temperature "
+            f"{c.attention_temperature:g}, {largest}. Equal weights would be "
+            f"{1.0 if c.gamma == 'max' else 1 / c.neighbors / c.gamma:.3f}."
+        )
+    return max(k, c.neighbors), functools.partial(weigh_as_trained, space.criterion, gamma=c.gamma), caption
+
+
+def _keep_nearest(row: NeighborRow, k: int) -> NeighborRow:
+    """Keep the k neighbors with the highest cosine, ranked by w."""
+    kept = sorted(row.neighbors, key=lambda neighbor: -neighbor.cosine)[:k]
+    return replace(row, neighbors=sorted(kept, key=lambda neighbor: -neighbor.w))
 
 
 def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:

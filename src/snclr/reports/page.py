@@ -39,6 +39,8 @@ class Gallery:
     protocol: str
     neighbor_purity: list[float | None]
     """Share of queries whose neighbor has their class, by rank; None without labels."""
+    weights: str | None = None
+    """How w is computed; None if the run's loss has no w, which is then not shown."""
 
 
 @dataclass(frozen=True)
