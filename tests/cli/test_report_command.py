@@ -54,7 +54,9 @@ def test_the_report_of_a_complete_run(run: Path, capsys: pytest.CaptureFixture[s
     lines = read_metrics(run)
     data = parsed.data("curves-data")
     for name in ("loss", "lr", "spread", "effective_rank", "same_class", "queue_knn", "neighbor_age"):
-        assert data[name]["value"] == [pytest.approx(line[name], rel=1e-5) for line in lines if name in line]
+        assert data[name]["lines"][0]["value"] == [
+            pytest.approx(line[name], rel=1e-5) for line in lines if name in line
+        ]
     assert "red/broken.png" in parsed.text()
     assert "91.20%" in parsed.text()
     assert {"blue", "green", "red"} == set(parsed.data("map-data")["classes"])
@@ -128,7 +130,18 @@ def test_a_run_in_progress_has_a_report(run: Path) -> None:
     (run / "metrics.jsonl").write_bytes(b"")
     assert "metrics.jsonl is empty" in written(run)[1].missing["curves"]
     (run / "metrics.jsonl").write_bytes(b"rubbish\n{}\n")
-    assert "not a valid record" in written(run)[1].missing["curves"]
+    assert "has no valid record" in written(run)[1].missing["curves"]
+
+
+def test_invalid_lines_of_the_metrics_are_skipped_and_counted(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    before = written(run, embeddings=False)[0]
+    (run / "metrics.jsonl").write_bytes(b"".join([lines[0], b"\x00\xffbroken\n", *lines[1:], b'{"step": 99, "ep']))
+    parsed, result = written(run, embeddings=False)
+    assert result.included["curves"]
+    assert parsed.data("curves-data") == before.data("curves-data")
+    assert "1 line of metrics.jsonl is not a valid record and was skipped." in parsed.text()
+    assert "valid record" not in before.text()
 
 
 def test_missing_images_are_reported(run: Path, tmp_path: Path) -> None:

@@ -148,6 +148,21 @@ def test_hovering_over_the_map_shows_name_class_and_thumbnail(tab: Tab, tmp_path
     assert tab.run("document.querySelectorAll('.map .dim').length") == 0
 
 
+def test_a_tap_on_the_map_or_a_chart_shows_its_point(tab: Tab, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(render(a_page([f"image-{n}.jpg" for n in range(12)])))
+    tab.open(path.as_uri(), width=390, height=2000)
+    center = "(r => [r.x + r.width / 2, r.y + r.height / 2])({}.getBoundingClientRect())"
+    tab.run("document.querySelector('.map').scrollIntoView({behavior: 'instant'})")
+    tab.tap(*tab.run(center.format("document.querySelectorAll('.map circle')[7]")))
+    assert "image-7.jpg" in tab.run("document.querySelector('.tip p').innerText")
+    assert tab.run("document.querySelector('.tip').hidden") is False
+    tab.run("document.querySelector('.chart').scrollIntoView({behavior: 'instant'})")
+    tab.tap(*tab.run(center.format("document.querySelector('.chart svg')")))
+    assert tab.run("document.querySelector('.tip').hidden") is True  # a tap elsewhere
+    assert "step" in tab.run("document.querySelector('.chart small').textContent")
+
+
 @pytest.mark.parametrize("width", [360, 768, 1200])
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_fits_the_window_and_has_readable_contrast(tab: Tab, tmp_path: Path, width: int, dark: bool) -> None:
@@ -156,7 +171,7 @@ def test_the_page_fits_the_window_and_has_readable_contrast(tab: Tab, tmp_path: 
     tab.open(path.as_uri(), width=width, dark=dark)
     assert tab.run("document.documentElement.scrollWidth") <= width
     heights = tab.run("Array.from(document.querySelectorAll('section'), s => s.getBoundingClientRect().height)")
-    assert len(heights) == 6
+    assert len(heights) == 7  # one is the row of cards
     assert min(heights) > 60
     assert tab.run("Array.from(document.images).every(i => i.complete && i.naturalWidth > 0 && i.width > 40)")
     low_contrast = tab.run(

@@ -89,8 +89,9 @@ def test_the_page_shows_the_logged_numbers() -> None:
     parsed = ParsedPage(render(page(["n"])))
     data = parsed.data("curves-data")
     for metric in METRICS[:8]:
-        assert data[metric.name]["value"] == [pytest.approx(line[metric.name], rel=1e-5) for line in LINES]
-        assert data[metric.name]["step"] == [line["step"] for line in LINES]
+        (line,) = data[metric.name]["lines"]
+        assert line["value"] == [pytest.approx(record[metric.name], rel=1e-5) for record in LINES]
+        assert line["step"] == [record["step"] for record in LINES]
     assert [one["data-metric"] for one in parsed.all("figure", "chart")] == [metric.name for metric in METRICS[:8]]
     text = parsed.text()
     for expected in ("73.1%", "73.10%", "50.0%", "25.0%", "w = 0.900", "cosine 0.80", "1,234 images of"):
@@ -119,6 +120,46 @@ def test_missing_sections_state_the_reason() -> None:
     assert ParsedPage(html).data("curves-data") == {}
     assert "nothing was logged yet" in render(replace(bare, records=[]))
     assert "no numbers that can be drawn" in render(replace(bare, records=[{"step": 1}]))
+
+
+def test_a_run_with_one_logged_step_has_no_empty_charts() -> None:
+    parsed = ParsedPage(render(page(["n"], records=LINES[:1])))
+    assert parsed.all("figure", "chart") == []
+    assert "Every metric was logged once, and a curve needs two values (see --log-every): loss 4.9," in parsed.text()
+
+
+SETS = {
+    "held out": "480 training and 120 test images, 5 classes (pets, 20% of each class held out for the test (seed 0))",
+    "other": "600 training and 1,200 test images, 5 classes, 3 images without a label left out (train pets, test demo)",
+}
+
+
+def test_accuracies_are_grouped_by_test_set() -> None:
+    results = [
+        {"kind": kind, "numbers": {"top1": top1}, "protocol": f"a; b (c); {SETS[tested]}"}
+        for kind, top1, tested in [
+            ("knn", 0.1, "held out"), ("linear-cached", 0.5, "held out"), ("knn", 0.405, "other"),
+            ("knn", 0.375, "held out"),
+        ]
+    ]  # fmt: skip
+    results[2]["baselines"], results[2]["chance"] = {"raw_pixels": 0.31}, 0.2
+    text = ParsedPage(render(page(["n"], results=results))).text().replace("\u202f", " ")
+    words = " ".join(text[: text.index("Top-1 accuracy, newest")].split())
+    held_out, other = words.index("held out for the test (seed 0) n = 120"), words.index("test demo n = 1,200")
+    assert held_out < other  # the set of the newest result comes first
+    assert "kNN37.5% ± 4.4 linear probe50.0% ± 4.6" in words[held_out:other]  # sqrt(p (1 - p) / n)
+    assert "kNN40.5% ± 1.4" in words[other:]
+    assert "raw pixels 31.0%chance 20.0%" in words[other:]
+    assert "10.0%" not in words  # an older result of the same kind and test set
+
+
+def test_the_recorded_error_and_number_of_images_win() -> None:
+    record = {
+        "kind": "knn", "numbers": {"top1": 0.5}, "protocol": "p", "n": 50, "standard_error": 0.123, "chance": {"x": 1},
+    }  # fmt: skip
+    text = ParsedPage(render(page(["n"], results=[record]))).text().replace("\u202f", " ")
+    assert "n = 50" in text
+    assert "± 12.3" in text
 
 
 def test_sections_are_dropped_until_the_page_fits() -> None:

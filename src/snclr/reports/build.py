@@ -29,12 +29,11 @@ from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, open_space, weigh_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
-from snclr.io.jsonl import read_jsonl
+from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
 from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.train.config import read_config
-from snclr.train.metrics import read_metrics
 from snclr.train.saved_run import load_trained_method
 
 LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}
@@ -105,10 +104,7 @@ def report_path(run: RunDir, out: str | Path | None) -> Path:
 
 def build_page(session: Session, run: RunDir, options: ReportOptions, data: str | None = None) -> Page:
     """Collect the content of the page; a part that is not available is replaced by the reason."""
-    records = _or_missing(lambda: read_metrics(run.path))
-    if records == []:
-        empty = run.metrics.exists()
-        records = Missing(f"{run.metrics.name} is empty" if empty else f"there is no {run.metrics.name}")
+    records, invalid_lines = read_valid_metrics(run)
     settings: Any = Missing(f"there is no {run.config.name}")
     if run.config.exists():
         settings = _or_missing(lambda: read_config(run.config))
@@ -125,10 +121,27 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
     return Page(
         run.path.resolve().name or str(run.path), __version__, complete=run.encoder_weights.is_file(),
-        settings=settings, records=records, results=read_results(run.path), skipped=read_jsonl(run.skipped),
+        settings=settings, records=records, invalid_lines=invalid_lines,
+        results=read_results(run.path), skipped=read_jsonl(run.skipped),
         gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
         alerts=_alerts(run, records), written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
+
+
+def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int]:
+    """Return the valid records of metrics.jsonl and the number of other lines.
+
+    A last line without a line break is not counted: a running training may be writing it.
+    """
+    if not run.metrics.is_file():
+        return Missing(f"there is no {run.metrics.name}"), 0
+    lines = run.metrics.read_bytes().split(b"\n")
+    parsed = [parse_record(line, {"step": int}) for line in lines]
+    records = [record for record in parsed if record is not None]
+    invalid = sum(record is None and bool(line.strip()) for line, record in zip(lines[:-1], parsed, strict=False))
+    if records:
+        return records, invalid
+    return Missing(f"{run.metrics.name} has no valid record" if invalid else f"{run.metrics.name} is empty"), invalid
 
 
 def sample(dataset: ImageDataset, count: int, seed: int) -> ImageDataset:

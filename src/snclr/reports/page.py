@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
-from snclr.reports import curves, embedding_map
+from snclr.reports import accuracies, curves, embedding_map
 from snclr.reports.embedding_map import EmbeddingMap
 from snclr.reports.text import format_number, visible
 
@@ -24,6 +24,8 @@ MAX_BYTES = 5_000_000
 """Largest page, small enough for an email; sections that do not fit are left out, with a note."""
 MAX_RESULTS = MAX_SKIPPED = 100
 """Rows of the tables of evaluations and bad images."""
+MAX_TEST_SETS = 6
+"""Test sets with a row of cards; the table of evaluations has all."""
 _TOO_LARGE = f"left out: the page would exceed {MAX_BYTES / 1e6:.0f} MB. Use fewer images (--images, --rows)"
 SIDE = 128
 """Pixels of an image of the gallery; smaller images are embedded at their own size."""
@@ -60,6 +62,8 @@ class Page:
     settings: Mapping[str, Any] | Missing
     records: Sequence[dict[str, Any]] | Missing
     """The lines of metrics.jsonl."""
+    invalid_lines: int = 0
+    """Lines of metrics.jsonl that are not records."""
     results: Sequence[Mapping[str, Any]] = ()
     skipped: Sequence[Mapping[str, Any]] = ()
     gallery: Gallery | Missing = Missing("not requested")
@@ -104,17 +108,19 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
 def render(page: Page) -> str:
     """Render the page to HTML."""
     records = () if isinstance(page.records, Missing) else page.records
-    charts = curves.build_charts(records)
+    charts, logged = curves.build_charts(records), curves.last_values(records)
     missing = page.missing()
-    if not charts:
+    if not logged:
         why = "metrics.jsonl has no numbers that can be drawn" if records else "nothing was logged yet"
         missing.setdefault("curves", why)
+    drawn = {chart.metric.name for chart in charts}
     return environment().get_template("report.html").render(
         page=page, missing=missing, settings={} if isinstance(page.settings, Missing) else page.settings,
-        tiles=_tiles(page, records, charts), charts=charts,
-        chart_data={chart.metric.name: chart.points for chart in charts},
-        line_description=curves.describe_lines(charts),
+        tiles=_tiles(page, records, logged), charts=charts, chart_data=_chart_data(charts),
+        single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
+        line_description=curves.describe_lines(charts) if charts else "",
         map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
+        accuracies=list(accuracies.by_test_set(page.results).items())[:MAX_TEST_SETS],
     )  # fmt: skip
 
 
@@ -147,17 +153,24 @@ def environment() -> Environment:
     return env
 
 
-def _tiles(page: Page, records: Sequence[dict[str, Any]], charts: Sequence[curves.Chart]) -> list[tuple[str, str, str]]:
+def _chart_data(charts: Sequence[curves.Chart]) -> dict[str, Any]:
+    """Return what the script reads: the points of every line by metric."""
+    return {c.metric.name: {"share": c.metric.share, "lines": [line.points for line in c.lines]} for c in charts}
+
+
+def _tiles(
+    page: Page, records: Sequence[dict[str, Any]], logged: Mapping[str, tuple[curves.Metric, str]]
+) -> list[tuple[str, str, str]]:
     """Return name, value and note of each headline number."""
     state = ("complete", "encoder written") if page.complete else ("in progress", "no encoder yet")
     tiles = [("state", *state)]
     if records and is_finite_number(epoch := records[-1].get("epoch")):
         total = None if isinstance(page.settings, Missing) else page.settings.get("epochs")
         tiles.append(("epochs", format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""))  # type: ignore[arg-type]
-    newest = {str(r["kind"]): r["numbers"]["top1"] for r in page.results if is_finite_number(r["numbers"].get("top1"))}
-    tiles += [(kind, f"{top1:.1%}", "top-1") for kind, top1 in newest.items()][:4]
     headline = ("loss", "same_class", "effective_rank")
-    tiles += [(c.metric.title.lower(), c.last, "last logged step") for c in charts if c.metric.name in headline]
+    tiles += [
+        (metric.title.lower(), last, "last logged step") for name, (metric, last) in logged.items() if name in headline
+    ]
     return [*tiles, ("bad images", f"{len(page.skipped):,}", "left out")]
 
 
