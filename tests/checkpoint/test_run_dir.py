@@ -53,6 +53,7 @@ def test_names() -> None:
         "metrics": "metrics.jsonl",
         "tensorboard": "tensorboard",
         "log": "train.log",
+        "sessions": "sessions.jsonl",
         "skipped": "skipped.jsonl",
         "results": "results.jsonl",
         "figures": "figures",

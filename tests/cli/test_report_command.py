@@ -20,6 +20,7 @@ from snclr.errors import UserError
 from snclr.evaluation.results import append_result
 from snclr.reports.build import ReportResult
 from snclr.train.metrics import read_metrics
+from snclr.train.sessions import read_sessions
 from tests.helpers.report_page import ParsedPage
 from tests.helpers.tiny_run import train, write_images
 
@@ -62,6 +63,20 @@ def test_the_report_of_a_complete_run(run: Path, capsys: pytest.CaptureFixture[s
     assert {"blue", "green", "red"} == set(parsed.data("map-data")["classes"])
     assert sorted(parsed.data("map-data")["names"])[0] == "blue/blue_0.png"
     assert len(parsed.all("img")) == 6 * (1 + 5)
+
+
+def test_sessions_are_recorded_and_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (session,) = read_sessions(run)
+    assert session["seconds"] > 0
+    assert session["command"] is None  # called from Python
+    text = written(run, embeddings=False)[0].text()
+    for expected in ("Python API", session["device"], f"torch {session['versions']['torch']}"):
+        assert expected in text
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/snclr", "pretrain", "--out", str(run), "--resume"])
+    assert main(["pretrain", "--out", str(run), "--resume", "--json"]) == 0
+    assert read_sessions(run)[1]["command"] == f"snclr pretrain --out {run} --resume"
+    (run / "sessions.jsonl").unlink()
+    assert "there is no sessions.jsonl" in written(run, embeddings=False)[0].text()
 
 
 def test_the_report_is_deterministic(run: Path, tmp_path: Path) -> None:

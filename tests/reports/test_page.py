@@ -40,6 +40,8 @@ def page(names: list[str], **changes: Any) -> Page:
         skipped=[{"index": 0, "key": one, "reason": one} for one in some],
         gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
         map=build_map(points, some, list(some), tiles, "p"),
+        sessions=[{"event": "start", "time": some[0], "command": one, "device": one, "cores": 2, "threads": 2,
+                   "ranks": 2, "versions": {one: one}, "seconds": 61.0} for one in some[:2]],
         images=1234, alerts=[some[0]], written="2030-01-02",
     )  # fmt: skip
     return replace(full, **changes)
@@ -96,6 +98,21 @@ def test_the_page_shows_the_logged_numbers() -> None:
     text = parsed.text()
     for expected in ("73.1%", "73.10%", "50.0%", "25.0%", "w = 0.900", "cosine 0.80", "1,234 images of"):
         assert expected in text.replace("\u202f", " ")
+
+
+def test_the_page_shows_command_machine_and_wall_time() -> None:
+    session = {
+        "event": "start", "time": "2030-01-02T03:04:05+00:00", "command": "snclr pretrain --data 'my photos'",
+        "device": "Fast CPU", "cores": 8, "threads": 4, "ranks": 2, "versions": {"torch": "9.9"}, "seconds": 3600.0,
+    }  # fmt: skip
+    resumed = {**session, "command": "snclr pretrain --resume", "time": "2030-01-03T00:00:00+00:00", "seconds": 120.0}
+    text = ParsedPage(render(page(["n"], sessions=[session, resumed]))).text()
+    for expected in (
+        "snclr pretrain --data 'my photos'", "snclr pretrain --resume", "1 h 2 min", "2030-01-02 03:04:05",
+        "Fast CPU, cores: 8, threads: 4, ranks: 2", "torch 9.9",
+    ):  # fmt: skip
+        assert expected in text
+    assert "over 1 h" in render(page(["n"], sessions=[session, {**resumed, "seconds": None}]))
 
 
 def test_images_have_alt_text_and_tables_have_headers() -> None:

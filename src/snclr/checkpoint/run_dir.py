@@ -33,6 +33,7 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.log = self.path / "train.log"
+        self.sessions = self.path / "sessions.jsonl"
         self.skipped = self.path / "skipped.jsonl"
         self.results = self.path / "results.jsonl"
         self.figures = self.path / "figures"

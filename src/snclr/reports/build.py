@@ -35,6 +35,7 @@ from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.train.config import read_config
 from snclr.train.saved_run import load_trained_method
+from snclr.train.sessions import read_sessions
 
 LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}
 T = TypeVar("T")
@@ -124,7 +125,8 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         settings=settings, records=records, invalid_lines=invalid_lines,
         results=read_results(run.path), skipped=read_jsonl(run.skipped),
         gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
-        alerts=_alerts(run, records), written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        alerts=_alerts(run, records), sessions=read_sessions(run.path),
+        written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
 from snclr.reports import accuracies, curves, embedding_map
 from snclr.reports.embedding_map import EmbeddingMap
-from snclr.reports.text import format_number, visible
+from snclr.reports.text import format_number, format_seconds, visible
 
 MAX_BYTES = 5_000_000
 """Largest page, small enough for an email; sections that do not fit are left out, with a note."""
@@ -70,6 +70,8 @@ class Page:
     map: EmbeddingMap | Missing = Missing("not requested")
     images: int | None = None
     """Number of training images, if known."""
+    sessions: Sequence[Mapping[str, Any]] = ()
+    """The starts of the training, oldest first: see `snclr.train.sessions`."""
     alerts: Sequence[str] = ()
     written: str = ""
     """Time of writing; empty leaves it out."""
@@ -120,6 +122,7 @@ def render(page: Page) -> str:
         single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
         line_description=curves.describe_lines(charts) if charts else "",
         map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
+        how_it_ran=_how_it_ran(page.sessions),
         accuracies=list(accuracies.by_test_set(page.results).items())[:MAX_TEST_SETS],
     )  # fmt: skip
 
@@ -171,7 +174,39 @@ def _tiles(
     tiles += [
         (metric.title.lower(), last, "last logged step") for name, (metric, last) in logged.items() if name in headline
     ]
+    if page.sessions:
+        tiles.append(("wall time", wall_time(page.sessions), "of training"))
     return [*tiles, ("bad images", f"{len(page.skipped):,}", "left out")]
+
+
+def wall_time(sessions: Sequence[Mapping[str, Any]]) -> str:
+    """Return the training time over all sessions, as text; one that was killed did not record its time."""
+    seconds = [session.get("seconds") for session in sessions]
+    total = format_seconds(sum(value for value in seconds if is_finite_number(value)))  # type: ignore[misc]
+    return total if all(map(is_finite_number, seconds)) else f"over {total}"
+
+
+def _how_it_ran(sessions: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return name and text of what is known about the sessions; machine and versions are those of the last one."""
+    if not sessions:
+        return []
+    commands = list(dict.fromkeys(str(session.get("command") or "Python API") for session in sessions))
+    last = sessions[-1]
+    hardware = [
+        str(last.get("device", "unknown")),
+        f"cores: {last.get('cores', '?')}",
+        f"threads: {last.get('threads', '?')}",
+    ]
+    if last.get("ranks", 1) != 1:
+        hardware.append(f"ranks: {last['ranks']}")
+    versions = last.get("versions")
+    known = [f"{name} {value}" for name, value in versions.items()] if isinstance(versions, dict) else ["not recorded"]
+    started = str(sessions[0].get("time", "")).replace("T", " ").split("+")[0]
+    return [
+        *(("command", command) for command in commands[:5]),
+        ("started (UTC)", started), ("wall time", wall_time(sessions)), ("starts", f"{len(sessions):,}"),
+        ("hardware", ", ".join(hardware)), ("versions", ", ".join(known)),
+    ]  # fmt: skip
 
 
 def _score(value: float, name: str) -> str:
