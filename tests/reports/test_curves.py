@@ -163,6 +163,16 @@ def test_a_tiny_change_looks_tiny(name: str, span: float) -> None:
     assert max(heights) - min(heights) < 0.02 * HEIGHT
 
 
+def test_the_axis_ends_at_the_largest_possible_value() -> None:
+    low, high = axis_of(chart_of([0.998, 0.999], "positiveness_entropy"))
+    assert (low, high) == pytest.approx((0.804, 1.004), abs=1e-3)
+
+
+def test_few_values_are_drawn_as_dots() -> None:
+    assert chart_of([3.0, None, 2.0]).lines[0].dots.count("M") == 2
+    assert chart_of([1.0, 2.0] * 50).lines[0].dots == ""
+
+
 def test_runs_are_drawn_in_one_chart() -> None:
     first, second = records([1.0, 2.0]), records([4.0, 3.0, 0.0, 1.0])
     (chart,) = build_charts(first, [], second)

@@ -216,9 +216,10 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
     protocol = (
         f"L2-normalized encoder features of {len(ids):,} images of {dataset.name}, projected onto the first two "
         f"principal components. They explain {explained[0]:.1%} and {explained[1]:.1%} of the variance, so images that "
-        "are close on the map may be far apart in feature space. Labels are used for the colors only."
+        "are close on the map may be far apart in feature space."
     )
     labeled = classes is not None and any(label is not None for label in classes)
+    protocol += " Labels are used for the colors only." if labeled else ""
     return build_map(
         points, [dataset.key(index) for index in ids], classes if labeled else None,
         np.stack([blank if tile is None else tile for tile in tiles]), protocol,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ MAX_POINTS = 400
 """Points per curve; more than there are pixels."""
 SMOOTHED_POINTS = 60
 """Points of the smoothed line. It is drawn if at least twice as many values were logged."""
+MAX_DOTS = 20
+"""Most values of a curve that are also drawn as dots, to show how few there are."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Metric:
     """Whether to draw a smoothed line over the logged values."""
     min_span: float | None = None
     """Smallest extent of the y-axis, so that a change of 0.1 % looks small; None: a tenth of the largest value."""
+    largest: float | None = None
+    """Largest possible value, if there is one: the y-axis ends there."""
 
     def format(self, value: float) -> str:
         """Format a value: shares as percent."""
@@ -53,9 +58,10 @@ METRICS = (
            min_span=0.1),
     Metric("queue_knn", "Queue kNN", "kNN accuracy within the queue", True, min_span=0.1),
     Metric("positiveness_entropy", "Positiveness entropy", "1: equal weights; 0: one neighbor has all the weight",
-           min_span=0.2),
+           min_span=0.2, largest=1.0),
     Metric("neighbor_age", "Neighbor age", "steps since a neighbor entered the queue"),
-    Metric("neighbor_cosine", "Neighbor cosine", "mean cosine similarity of an image and its neighbors", min_span=0.2),
+    Metric("neighbor_cosine", "Neighbor cosine", "mean cosine similarity of an image and its neighbors", min_span=0.2,
+           largest=1.0),
     Metric("gradient_norm", "Gradient norm", "before clipping"),
     Metric("queue_fill", "Queue fill", "filled share of the queue", True, noisy=False, min_span=0.1),
     Metric("images_per_second", "Images per second", "over the last minute"),
@@ -69,6 +75,8 @@ class Line:
     run: int
     """Position of the run on the page."""
     path: str
+    dots: str
+    """A path of dots, one per value; empty with many values."""
     smoothed_path: str
     window: int
     """Values per point of the smoothed line."""
@@ -182,7 +190,8 @@ def _chart(metric: Metric, by_run: dict[int, Series], x_range: tuple[float, floa
         smoothed = smooth(epochs, values) if metric.noisy else (np.empty(0), np.empty(0), 1)
         points = {"epoch": epochs[kept], "value": values[kept], "x": x_of(epochs[kept]), "y": y_of(values[kept])}
         return Line(
-            run, _path(points["x"], points["y"]), _path(x_of(smoothed[0]), y_of(smoothed[1])), smoothed[2],
+            run, _path(points["x"], points["y"]), _dots(points["x"], points["y"]),
+            _path(x_of(smoothed[0]), y_of(smoothed[1])), smoothed[2],
             {"step": [steps[i] for i in kept], "run": run}
             | {name: [None if np.isnan(v) else float(f"{v:.6g}") for v in column] for name, column in points.items()},
         )  # fmt: skip
@@ -204,9 +213,12 @@ def _y_range(metric: Metric, low: float, high: float) -> tuple[float, float]:
     """Return the extent of the y-axis: the values with a margin, from 0 for shares, and not below the smallest span."""
     smallest = metric.min_span or 0.1 * max(abs(low), abs(high)) or 1.0
     if low >= 0 and (metric.share or metric.name == "lr"):
-        return 0.0, max(1.06 * high, smallest)
+        return 0.0, min(max(1.06 * high, smallest), 1.02 if metric.share and high <= 1 else math.inf)
     missing = max(0.06 * (high - low), (smallest - (high - low)) / 2)
-    return low - missing, high + missing
+    top = high + missing
+    if metric.largest is not None and high <= metric.largest < top:
+        top = metric.largest + 0.02 * smallest
+    return min(low - missing, top - smallest), top
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
@@ -225,3 +237,11 @@ def _path(x: Array, y: Array) -> str:
             parts.append(f"L{left:.2f} {top:.2f}" if connected else f"M{left:.2f} {top:.2f}l0 0")
         connected = not np.isnan(top)
     return "".join(parts)
+
+
+def _dots(x: Array, y: Array) -> str:
+    """Return an SVG path of dots, drawn by their round caps; empty with more than `MAX_DOTS`."""
+    if len(x) > MAX_DOTS:
+        return ""
+    pairs = zip(x.tolist(), y.tolist(), strict=True)
+    return "".join(f"M{left:.2f} {top:.2f}l0 0" for left, top in pairs if not np.isnan(top))

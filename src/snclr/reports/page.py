@@ -149,6 +149,7 @@ def environment() -> Environment:
     env.filters |= {"clip": visible, "number": format_number, "score": _score, "setting": _setting}
     env.tests["finite"] = is_finite_number
     env.globals |= {
+        "accuracy_of": accuracies.accuracy_of, "kinds": accuracies.KINDS,
         "curves": curves, "map_module": embedding_map, "gallery_side": SIDE,
         "policy": content_security_policy(), "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")), "max_results": MAX_RESULTS, "max_skipped": MAX_SKIPPED,
