@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import snclr
+from snclr.api.evaluate import knn
 from snclr.api.report import report
 from snclr.api.retrieval import neighbors
 from snclr.cli.main import main
@@ -77,6 +78,51 @@ def test_sessions_are_recorded_and_shown(run: Path, monkeypatch: pytest.MonkeyPa
     assert read_sessions(run)[1]["command"] == f"snclr pretrain --out {run} --resume"
     (run / "sessions.jsonl").unlink()
     assert "there is no sessions.jsonl" in written(run, embeddings=False)[0].text()
+
+
+def test_accuracy_by_class_and_confusion_matrix(run: Path, tmp_path: Path) -> None:
+    result = knn(run, k=7, quiet=True)
+    (tmp_path / "names.txt").write_text("ocean\nforest\nsunset\n")
+    parsed, _ = written(run, class_names=tmp_path / "names.txt")
+    words = parsed.text().split()
+    assert "kNN with k = 7 on 8 test images" in parsed.text()  # a fifth of each class, without the broken image
+    titles = [cell["title"] for cell in parsed.all("td") if cell.get("title")]
+    counts = np.array([int(title.split()[0]) for title in titles]).reshape(3, 3)  # type: ignore[union-attr]
+    assert counts.sum(axis=1).tolist() == [3, 3, 2]
+    assert np.trace(counts) / 8 == pytest.approx(result.top1)
+    assert {"ocean", "forest", "sunset"} <= set(words)
+    assert set(parsed.data("map-data")["classes"]) == {"ocean", "forest", "sunset"}
+    assert not {"blue", "green"} & set(words)
+    (tmp_path / "names.txt").write_text('["a", "b"]')
+    with pytest.raises(UserError, match=r"has 2 names, but .* has 3 classes"):
+        report(run, class_names=tmp_path / "names.txt")
+
+
+def test_a_knn_result_that_cannot_be_repeated_has_no_class_table(run: Path) -> None:
+    assert 'id="classes"' not in Path(report(run, quiet=True).report).read_text()
+    record = knn(run, k=7, quiet=True)
+    append_result(run, "knn", {"top1": record.top1 / 2}, record.protocol)
+    parsed, _ = written(run)
+    assert f"kNN now gives {record.top1:.2%} instead of the recorded {record.top1 / 2:.2%}" in parsed.text()
+    append_result(run, "knn", {"top1": 0.5}, "weighted vote")
+    assert "does not record its settings and images" in written(run)[0].text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "a name for every class"),
+        ("a\n\nb", "a name for every class"),
+        ("[1]", "every class"),
+        ("[", "not a JSON list"),
+    ],
+)
+def test_invalid_class_names_are_rejected(tmp_path: Path, trained: Path, content: str, message: str) -> None:
+    (tmp_path / "names").write_text(content)
+    with pytest.raises(UserError, match=message):
+        report(trained, class_names=tmp_path / "names")
+    with pytest.raises(UserError, match="cannot read the class names"):
+        report(trained, class_names=tmp_path / "gone")
 
 
 def test_the_report_is_deterministic(run: Path, tmp_path: Path) -> None:

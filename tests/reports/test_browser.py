@@ -13,6 +13,7 @@ import pytest
 
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.reports import page as page_module
+from snclr.reports.classes import ClassTable
 from snclr.reports.embedding_map import TILE, build_map
 from snclr.reports.page import Gallery, Page, render
 from snclr.reports.thumbnails import thumbnail_uri
@@ -63,6 +64,7 @@ def a_page(names: list[str], classes: list[str] | None = None) -> Page:
         names[0], "0.1.0", complete=True, settings={"epochs": 5, "data": used[0], used[1]: used[2], "method": used[0],
         "encoder": used[1]}, records=[{"step": 10 * n, "epoch": n / 2, "loss": 9.0 - n} for n in range(1, 9)],
         results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
+        classes=ClassTable(used, np.arange(len(used) ** 2).reshape(len(used), -1), used[0]),
         skipped=[{"key": one, "reason": one} for one in used],
         gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
         alerts=used[:2],
@@ -109,6 +111,7 @@ def test_hovering_over_a_chart_shows_step_epoch_and_value(tab: Tab, tmp_path: Pa
     path.write_text(render(a_page(["n"])))
     tab.open(path.as_uri(), height=2000)
     labels = "Array.from(document.querySelectorAll('.chart output,.chart small'), e => e.textContent).join(' | ')"
+    tab.run("document.querySelector('.charts').scrollIntoView({behavior: 'instant'})")
     before = tab.run(labels)
     assert before.startswith("1 | ")
     left, top, width, height = tab.run(
@@ -171,7 +174,7 @@ def test_the_page_fits_the_window_and_has_readable_contrast(tab: Tab, tmp_path: 
     tab.open(path.as_uri(), width=width, dark=dark)
     assert tab.run("document.documentElement.scrollWidth") <= width
     heights = tab.run("Array.from(document.querySelectorAll('section'), s => s.getBoundingClientRect().height)")
-    assert len(heights) == 8  # one is the row of cards
+    assert len(heights) == 9  # one is the row of cards
     assert min(heights) > 60
     assert tab.run("Array.from(document.images).every(i => i.complete && i.naturalWidth > 0 && i.width > 40)")
     low_contrast = tab.run(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
+from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS
 from snclr.reports.embedding_map import TILE, build_map
 from snclr.reports.page import MAX_SKIPPED, Gallery, Missing, Page, render, render_within
@@ -37,6 +38,7 @@ def page(names: list[str], **changes: Any) -> Page:
         names[0], "0.1.0", complete=True, settings={"epochs": 10, **{one: one for one in some}, "data": some[0],
         "method": some[1], "encoder": some[2], "recipe": some[3]}, records=LINES,
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
+        classes=ClassTable(some[:3], np.array([[3, 1, 0], [0, 2, 2], [0, 0, 0]]), some[0]),
         skipped=[{"index": 0, "key": one, "reason": one} for one in some],
         gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
         map=build_map(points, some, list(some), tiles, "p"),
@@ -115,6 +117,21 @@ def test_the_page_shows_command_machine_and_wall_time() -> None:
     assert "over 1 h" in render(page(["n"], sessions=[session, {**resumed, "seconds": None}]))
 
 
+def test_classes_have_accuracies_intervals_and_confusions() -> None:
+    matrix = np.array([[9, 1, 0], [4, 5, 1], [0, 0, 0]])
+    parsed = ParsedPage(render(page(["n"], classes=ClassTable(["cat", "dog", "owl"], matrix, "kNN"))))
+    words = " ".join(parsed.text().split())
+    assert "cat90.0% 60% to 98%10 dog50.0%" in words  # the Wilson interval of 9 of 10
+    assert "dog classified as cat: 4 of 10cat classified as dog: 1 of 10dog classified as owl: 1 of 10" in words
+    assert "owl0.0%" not in words  # without test images
+    cells = [(cell["title"], cell["class"]) for cell in parsed.all("td") if cell.get("title")]
+    assert cells[:3] == [("9 of 10", "h5"), ("1 of 10", "h1"), ("0 of 10", "h0")]
+    many = ClassTable([f"class {n}" for n in range(50)], np.eye(50, dtype=np.int64), "kNN")
+    parsed = ParsedPage(render(page(["n"], classes=many)))
+    assert parsed.all("table", "confusion") == []
+    assert "The best and the worst classes of 50." in parsed.text()
+
+
 def test_images_have_alt_text_and_tables_have_headers() -> None:
     parsed = ParsedPage(render(page(["n"])))
     assert all(one.get("alt") for one in parsed.all("img"))
@@ -164,7 +181,8 @@ def test_accuracies_are_grouped_by_test_set() -> None:
     words = " ".join(text[: text.index("Top-1 accuracy, newest")].split())
     held_out, other = words.index("held out for the test (seed 0) n = 120"), words.index("test demo n = 1,200")
     assert held_out < other  # the set of the newest result comes first
-    assert "kNN37.5% ± 4.4 linear probe50.0% ± 4.6" in words[held_out:other]  # sqrt(p (1 - p) / n)
+    # The standard error is sqrt(p (1 - p) / n), the interval that of Wilson.
+    assert "kNN37.5% ± 4.4 95 % interval 29.4 to 46.4 linear probe50.0% ± 4.6" in words[held_out:other]
     assert "kNN40.5% ± 1.4" in words[other:]
     assert "raw pixels 31.0%chance 20.0%" in words[other:]
     assert "10.0%" not in words  # an older result of the same kind and test set

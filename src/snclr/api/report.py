@@ -18,6 +18,7 @@ def report(
     rows: int = 6,
     k: int = 5,
     embeddings: bool = True,
+    class_names: str | Path | None = None,
     seed: int = 0,
     workers: int = 0,
     device: str = "auto",
@@ -37,6 +38,7 @@ def report(
         rows: Images shown with their neighbors.
         k: Neighbors per image.
         embeddings: Encode images for the neighbors and the map; --no-embeddings is faster.
+        class_names: File with the names of the classes, in the order of their numbers: one per line, or a JSON list.
         seed: Seed of the image sample.
         workers: Dataloader worker processes.
         device: auto, cpu, cuda, cuda:1 or mps.
@@ -46,8 +48,10 @@ def report(
     from snclr.checkpoint.run_dir import open_run
     from snclr.evaluation.session import open_session
     from snclr.reports.build import ReportOptions, report_path, write_report
+    from snclr.reports.classes import read_class_names
 
-    options = ReportOptions(images, rows, k, embeddings, seed)
+    names = None if class_names is None else read_class_names(class_names)
+    options = ReportOptions(images, rows, k, embeddings, seed, names)
     run_dir = open_run(run)
     path = report_path(run_dir, out)
     with open_session(run, workers=workers, device=device, cache=cache, quiet=quiet) as session:

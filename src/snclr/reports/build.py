@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,6 +30,7 @@ from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, open_space, 
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
+from snclr.reports.classes import ClassTable, classify_again, rename_classes
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
 from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
@@ -51,6 +52,8 @@ class ReportOptions:
     embeddings: bool = True
     """False encodes no images."""
     seed: int = 0
+    class_names: Sequence[str] | None = None
+    """Names to show instead of the dataset's own, by class number."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -110,8 +113,12 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     if run.config.exists():
         settings = _or_missing(lambda: read_config(run.config))
     dataset = _or_missing(lambda: session.open(lambda: open_dataset(data or data_of(run.path))))
+    if not isinstance(dataset, Missing):
+        rename_classes(dataset, options.class_names)
+    results = read_results(run.path)
     gallery: Gallery | Missing
     embedding_map: EmbeddingMap | Missing
+    classes: ClassTable | Missing | None = Missing("images were not encoded (--no-embeddings)")
     if isinstance(dataset, Missing):
         gallery = embedding_map = dataset
     elif not options.embeddings:
@@ -120,10 +127,12 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         some = sample(dataset, options.images, options.seed)
         gallery = _or_missing(lambda: compute_gallery(session, run, some, options))
         embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
+    if options.embeddings:
+        classes = _or_missing(lambda: classify_again(session, results, options.class_names))
     return Page(
         run.path.resolve().name or str(run.path), __version__, complete=run.encoder_weights.is_file(),
         settings=settings, records=records, invalid_lines=invalid_lines,
-        results=read_results(run.path), skipped=read_jsonl(run.skipped),
+        results=results, classes=classes, skipped=read_jsonl(run.skipped),
         gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
         alerts=_alerts(run, records), sessions=read_sessions(run.path),
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
 from snclr.reports import accuracies, curves, embedding_map
+from snclr.reports.classes import MAX_MATRIX, ClassTable
 from snclr.reports.embedding_map import EmbeddingMap
 from snclr.reports.text import format_number, format_seconds, visible
 
@@ -65,6 +66,8 @@ class Page:
     invalid_lines: int = 0
     """Lines of metrics.jsonl that are not records."""
     results: Sequence[Mapping[str, Any]] = ()
+    classes: ClassTable | Missing | None = None
+    """Accuracy by class; None without a kNN result."""
     skipped: Sequence[Mapping[str, Any]] = ()
     gallery: Gallery | Missing = Missing("not requested")
     map: EmbeddingMap | Missing = Missing("not requested")
@@ -122,6 +125,8 @@ def render(page: Page) -> str:
         single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
         line_description=curves.describe_lines(charts) if charts else "",
         map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
+        class_table=page.classes if isinstance(page.classes, ClassTable) else None,
+        class_reason=page.classes.reason if isinstance(page.classes, Missing) else "",
         how_it_ran=_how_it_ran(page.sessions),
         accuracies=list(accuracies.by_test_set(page.results).items())[:MAX_TEST_SETS],
     )  # fmt: skip
@@ -153,6 +158,7 @@ def environment() -> Environment:
         "curves": curves, "map_module": embedding_map, "gallery_side": SIDE,
         "policy": content_security_policy(), "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")), "max_results": MAX_RESULTS, "max_skipped": MAX_SKIPPED,
+        "max_matrix": MAX_MATRIX,
     }  # fmt: skip
     return env
 
