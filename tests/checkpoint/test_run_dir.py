@@ -58,6 +58,7 @@ def test_names() -> None:
         "results": "results.jsonl",
         "figures": "figures",
         "report": "report.html",
+        "runs_report": "report-runs.html",
         "export": "export",
         "nonfinite": "nonfinite.json",
         "evaluation": "evaluation",

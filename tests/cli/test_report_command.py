@@ -257,6 +257,33 @@ def test_hostile_file_and_folder_names_are_escaped(tmp_path: Path) -> None:
     assert "b\\u202e&'b\\x0a" in parsed.text()
 
 
+def test_runs_are_overlaid(trained: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Path(shutil.copytree(run, run.parent / "<b>other"))
+    settings = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(re.sub(r"(?m)^seed: .*$", "seed: 7", settings))
+    sets = "40 training and 100 test images, 3 classes (train a, test b)"
+    append_result(run, "knn", {"top1": 0.5, "top5": None}, f"kNN: k = 3; {sets}")
+    append_result(other, "knn", {"top1": 0.6, "top5": None}, f"kNN: k = 3; {sets}")
+    append_result(other, "linear-cached", {"top1": 0.9, "top5": None}, f"linear; {sets}")
+    assert main(["report", str(run), str(other), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["report"] == str(run / "report-runs.html")
+    assert not (run / "report.html").exists()
+    parsed = ParsedPage(Path(result["report"]).read_text())
+    words = " ".join(parsed.text().split()).replace("\u202f", " ")
+    assert "train a, test b n = 100 test images" in words
+    assert "kNN50.0% ± 5.0 60.0% ± 4.9 linear probe–90.0% ± 3.0" in words
+    assert "seed07" in words  # the only setting that differs
+    assert "batch_size" not in words
+    assert "<b>other" in words
+    loss = [line["loss"] for line in read_metrics(run)]
+    lines = parsed.data("curves-data")["loss"]["lines"]
+    assert [line["value"] for line in lines] == [[pytest.approx(value, rel=1e-5) for value in loss]] * 2
+    for arguments in ([run, run], [run, other, "--data", "demo"]):
+        assert main(["report", *map(str, arguments)]) == 2
+    assert "given twice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -15,6 +15,7 @@ from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.reports import page as page_module
 from snclr.reports.classes import ClassTable
 from snclr.reports.embedding_map import TILE, build_map
+from snclr.reports.overlay import OverlaidRun, render_overlay
 from snclr.reports.page import Gallery, Page, render
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.chromium import Tab, find_chromium, open_tab
@@ -122,6 +123,29 @@ def test_hovering_over_a_chart_shows_step_epoch_and_value(tab: Tab, tmp_path: Pa
     assert tab.run(labels) == "7 | step 20, epoch 1"
     tab.point_at(5, 5)
     assert tab.run(labels) == before
+
+
+def test_overlaid_runs_fit_the_window_and_show_all_values(tab: Tab, tmp_path: Path) -> None:
+    runs = [
+        OverlaidRun(f"run-{n}", True, [{"step": i, "epoch": i / 2, "loss": 9.0 - i - n} for i in range(1, 9)],
+                    [{"kind": "knn", "numbers": {"top1": 0.5}, "n": 100}], {"seed": n, "data": "a" * 90}, "3 s")
+        for n in range(3)
+    ]  # fmt: skip
+    path = tmp_path / "report.html"
+    path.write_text(render_overlay(runs))
+    for width in (390, 1280):
+        tab.open(path.as_uri(), width=width)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+    strokes = "new Set(Array.from(document.querySelectorAll('.chart .raw'), p => getComputedStyle(p).stroke)).size"
+    assert tab.run(strokes) == 3
+    tab.run("document.querySelector('.charts').scrollIntoView({behavior: 'instant'})")
+    left, top, width, height = tab.run(
+        "(r => [r.x, r.y, r.width, r.height])(document.querySelector('.chart svg').getBoundingClientRect())"
+    )
+    tab.point_at(left + (46 + (340 - 56) / 4) / 340 * width, top + height / 2)
+    assert tab.run("document.querySelector('.chart output').textContent") == "epoch 1"
+    assert tab.run("document.querySelector('.chart small').textContent") == "run-0 7, run-1 6, run-2 5"
+    assert tab.events_of("Runtime.exceptionThrown") == []
 
 
 def test_hovering_over_the_map_shows_name_class_and_thumbnail(tab: Tab, tmp_path: Path) -> None:

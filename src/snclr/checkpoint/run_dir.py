@@ -38,6 +38,7 @@ class RunDir:
         self.results = self.path / "results.jsonl"
         self.figures = self.path / "figures"
         self.report = self.path / "report.html"
+        self.runs_report = self.path / "report-runs.html"
         self.export = self.path / "export"
         self.nonfinite = self.path / "nonfinite.json"
         self.evaluation = self.path / "evaluation"

@@ -85,10 +85,7 @@ def write_report(
     """Build the page and write it on rank 0; `data` replaces the run's own images."""
     html, page = render_within(build_page(session, run, options, data))
     if session.is_rank_zero:
-        try:
-            write_atomic(path, html)
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
+        write_html(path, html)
     return ReportResult(
         str(path), len(html.encode()), page.included(), page.missing(),
         images=len(page.map.dots) if isinstance(page.map, EmbeddingMap) else 0, evaluations=len(page.results),
@@ -96,9 +93,17 @@ def write_report(
     )  # fmt: skip
 
 
-def report_path(run: RunDir, out: str | Path | None) -> Path:
-    """Return the path of the page, RUN/report.html by default; raise UserError if it cannot be written there."""
-    path = run.report if out is None else Path(out)
+def write_html(path: Path, html: str) -> None:
+    """Write a page, or raise UserError."""
+    try:
+        write_atomic(path, html)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
+
+
+def report_path(out: str | Path | None, default: Path) -> Path:
+    """Return the path of the page; raise UserError if it cannot be written there."""
+    path = default if out is None else Path(out)
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise UserError(f"--out {path} is not an HTML file; give a path that ends in .html")
     if not path.parent.is_dir():

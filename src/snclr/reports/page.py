@@ -121,7 +121,7 @@ def render(page: Page) -> str:
     drawn = {chart.metric.name for chart in charts}
     return environment().get_template("report.html").render(
         page=page, missing=missing, settings={} if isinstance(page.settings, Missing) else page.settings,
-        tiles=_tiles(page, records, logged), charts=charts, chart_data=_chart_data(charts),
+        tiles=_tiles(page, records, logged), charts=charts, chart_data=chart_data(charts),
         single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
         line_description=curves.describe_lines(charts) if charts else "",
         map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
@@ -163,7 +163,7 @@ def environment() -> Environment:
     return env
 
 
-def _chart_data(charts: Sequence[curves.Chart]) -> dict[str, Any]:
+def chart_data(charts: Sequence[curves.Chart]) -> dict[str, Any]:
     """Return what the script reads: the points of every line by metric."""
     return {c.metric.name: {"share": c.metric.share, "lines": [line.points for line in c.lines]} for c in charts}
 
