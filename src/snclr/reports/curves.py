@@ -166,7 +166,8 @@ def describe_lines(charts: Sequence[Chart]) -> str:
     """Explain the thin and bold lines of the charts."""
     if sizes := sorted({line.window for chart in charts for line in chart.lines if line.smoothed_path}):
         window = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        return f"Thin: logged steps. Bold: mean over {window} logged steps. The number is the last logged value."
+        text = f"Thin: logged steps. Bold: mean over {window} logged steps."
+        return text + (" The number is the last logged value." if any(chart.last for chart in charts) else "")
     return "Every logged step, over epochs."
 
 

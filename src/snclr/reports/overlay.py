@@ -94,7 +94,7 @@ def _facts(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[str]]]:
     for metric in curves.METRICS:
         if metric.name in ("loss", "same_class", "effective_rank") and any(metric.name in one for one in last):
             texts = [one[metric.name][1] if metric.name in one else "–" for one in last]
-            rows.append((f"{metric.title.lower()}, last logged step", texts))
+            rows.append((f"last {metric.title.lower()}", texts))
     return rows
 
 
