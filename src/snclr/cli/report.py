@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """Examples:
   snclr report runs/photos                                # writes runs/photos/report.html
   snclr report runs/photos --out photos.html --rows 12 --images 500
+  snclr report runs/photos runs/other                     # both runs in one page: runs/photos/report-runs.html
+  snclr report runs/photos --class-names names.txt        # one class name per line, in the order of the classes
   snclr report runs/photos --no-embeddings                # encodes no images: curves, results and settings
 
 One HTML file: training curves, images with their neighbors, a map of the images, evaluations with their protocols, bad

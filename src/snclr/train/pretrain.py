@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from snclr.train.config import PretrainConfig, resolve
 from snclr.train.metrics import MetricsLog
 from snclr.train.pretrain_task import PretrainTask
 from snclr.train.saved_run import config_for_resume
+from snclr.train.sessions import record_session
 from snclr.train.trainer import Trainer, load_checkpoint
 
 _log = logging.getLogger("snclr")
@@ -115,7 +116,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
         if fabric.is_global_zero:
             saved = {**config.to_dict(), "resume": False, "overwrite": False}
             write_atomic(run.config, yaml.safe_dump(saved, sort_keys=False))
-        with limit_threads(config.threads):
+        with limit_threads(config.threads), _session(run, fabric):
             _train(task, checkpoint, stop, quiet=quiet)
         with raise_on_all_ranks():
             if fabric.is_global_zero:
@@ -192,6 +193,11 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *,
         except StopRequested as request:
             _log.info(f"stopped by {request.signal.name} after step {request.step} of {request.total_steps}")
             raise
+
+
+def _session(run: RunDir, fabric: Any) -> AbstractContextManager[None]:
+    """Record the session on rank 0."""
+    return record_session(run, fabric.device, fabric.world_size) if fabric.is_global_zero else nullcontext()
 
 
 @contextmanager

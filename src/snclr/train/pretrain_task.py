@@ -23,6 +23,7 @@ from snclr.methods.base import StepOutput
 from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
 from snclr.train.health import PURITY_IN_TRAINING, collapsed, health, purity_chance
+from snclr.train.metrics import MetricsLog
 from snclr.train.optim import scaled_lr
 from snclr.train.schedule import warmup_cosine
 from snclr.train.trainer import LoaderTask, check_finite
@@ -164,6 +165,18 @@ class PretrainTask(LoaderTask):
         moments = 2 if self.config.optimizer == "adamw" else 1
         trained = sum(parameter.nbytes for parameter in self.module.parameters() if parameter.requires_grad)
         return sum(tensor.nbytes for tensor in self.module.state_dict().values()) + moments * trained
+
+    def on_epoch(self, step: int, metrics: MetricsLog) -> None:
+        """Add about ten neighbor grids per run to TensorBoard, and the projections after the last epoch."""
+        queue, epoch = self.module.queue, step // self.steps_per_epoch
+        if queue is None or self.dataset.remote or (epoch % -(-self.config.epochs // 10) and step < self.total_steps):
+            return
+        from snclr.train.tensorboard_images import neighbor_grid, png, write_projector
+
+        if (grid := neighbor_grid(queue, self.dataset)) is not None:
+            metrics.write_image(step, "neighbors", png(grid), grid.shape[:2])
+        if step == self.total_steps:
+            write_projector(self.run.tensorboard, queue, self.dataset)
 
     def on_save(self) -> None:
         """Write skipped.jsonl: the unreadable images and the reasons."""

@@ -90,6 +90,9 @@ class TrainTask(ABC, Generic[BatchT]):
     def merge_skips(self, parts: list[list[Any]]) -> None:
         """Add the `new_skips` of every rank, in rank order."""
 
+    def on_epoch(self, step: int, metrics: MetricsLog) -> None:
+        """Add to the metrics after an epoch (rank 0)."""
+
     def on_save(self) -> None:
         """Write files that go with a checkpoint (rank 0)."""
 
@@ -184,6 +187,8 @@ class Trainer(Generic[BatchT]):
                 epoch_ends = self.epoch_lines and step % task.steps_per_epoch == 0
                 values = task.step(batch, log=step % self.log_every == 0 or step == total or epoch_ends)
                 self._report(step, values, fetched - began, time.perf_counter() - fetched)
+                if self.metrics is not None and step % task.steps_per_epoch == 0:
+                    task.on_epoch(step, self.metrics)
                 if self.save_every is not None and step % self.save_every == 0:
                     self._save(step)
             del batches  # end the data workers before the last checkpoint is written
