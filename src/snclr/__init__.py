@@ -15,6 +15,7 @@ _EXPORTS = {
     "api.demo": "demo",
     "api.detect": "detect",
     "api.evaluate": "finetune knn linear",
+    "api.explore": "curate explore",
     "api.export": "export",
     "api.pack": "pack verify_shards",
     "api.pretrain": "plan pretrain",
@@ -33,7 +34,8 @@ _MODULES = {name: module for module, names in _EXPORTS.items() for name in names
 
 __all__ = [
     "NeighborQueue", "Neighbors", "SoftNeighborConfig", "SoftNeighborLoss", "StopRequested", "UserError", "__version__",
-    "ablate", "build_encoder", "compare", "contrastive_loss", "demo", "detect", "embed", "explain", "export",
+    "ablate", "build_encoder", "compare", "contrastive_loss", "curate", "demo", "detect", "embed", "explain",
+    "explore", "export",
     "finetune", "knn", "linear", "load_encoder", "nearest_neighbors", "neighbors", "open_dataset", "pack", "plan",
     "positiveness", "pretrain", "report", "resolve_encoder", "search", "soft_neighbor_loss", "verify_shards",
 ]  # fmt: skip
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from snclr.api.demo import demo
     from snclr.api.detect import detect
     from snclr.api.evaluate import finetune, knn, linear
+    from snclr.api.explore import curate, explore
     from snclr.api.export import export
     from snclr.api.pack import pack, verify_shards
     from snclr.api.pretrain import plan, pretrain

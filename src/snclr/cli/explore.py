@@ -1,0 +1,58 @@
+"""Print the results of `snclr explore` and `snclr curate`."""
+
+from __future__ import annotations
+
+from snclr.api.explore import curate, explore
+from snclr.cli.flags import Command
+from snclr.evaluation.analysis.results import CurateResult
+from snclr.explore.results import ExploreResult
+
+_EXPLORE_EXAMPLES = """Examples:
+  snclr explore runs/photos                            # prints an address to open in a browser; Ctrl-C ends it
+  snclr explore runs/photos runs/other                 # compare two runs
+  snclr explore runs/photos --data new-photos/         # other images than those of the training
+  snclr explore runs/photos --gallery archive/         # search in another folder, too
+  snclr explore runs/photos --static pages/photos      # a folder that opens without a server
+
+Needs pip install 'snclr[explore]'. The server listens on 127.0.0.1 only, and only to the printed address. It reads the
+run and writes nothing but the feature cache in RUN/evaluation. Runs in progress show live curves.
+"""
+_CURATE_EXAMPLES = """Examples:
+  snclr curate runs/photos --out duplicates.txt --keep unique.txt
+  snclr pretrain --data unique.txt --out runs/unique            # train without the near-duplicates
+  snclr curate runs/photos --find leaks --test test-photos/ --out leaks.txt
+  snclr curate runs/photos --find labels --out suspects.txt
+  snclr curate runs/photos --find diverse --number 500 --out label-these.txt
+  snclr finetune runs/photos --labels label-these.txt
+
+Nothing is deleted. Each image of the list is below a comment with its reason.
+"""
+
+
+def show_explore(result: ExploreResult) -> None:
+    """Print the written folder."""
+    if result.folder is not None:
+        size = result.bytes / 1e6
+        print(f"wrote {result.folder}: {result.images:,} images, {result.files:,} files, {size:.1f} MB")
+        print(f"open {result.folder}/index.html")
+
+
+def show_curate(result: CurateResult) -> None:
+    """Print what was found, with the first entries."""
+    groups = "" if result.groups is None else f" in {result.groups:,} groups"
+    print(f"found {result.found:,} of {result.images:,} images{groups}; {result.protocol}")
+    for entry in result.entries[:8]:
+        print(f"  {entry['key']}\n    {entry['reason']}")
+    if result.found > 8:
+        print(f"  … and {result.found - 8:,} more")
+    print(f"wrote {result.file}" + (f" and {result.keep}" if result.keep else ""))
+    if result.skipped:
+        print(f"{result.skipped:,} images could not be read and are in no list")
+
+
+COMMANDS = {
+    "explore": Command(
+        function=explore, show=show_explore, examples=_EXPLORE_EXAMPLES, without=("on_ready",),
+    ),
+    "curate": Command(function=curate, show=show_curate, examples=_CURATE_EXAMPLES),
+}  # fmt: skip
