@@ -70,7 +70,7 @@ class Explorer:
         self.jobs = Jobs()
         self.run = OpenedRun("a", Path(run), session)
         self.other = None if other is None else OpenedRun("b", Path(other), session)
-        images, training = open_images(self.run, Path(run), data)
+        images, training, self.trained_on = open_images(Path(run), data)
         sets = [images, training, None if gallery is None else open_extra(gallery), open_test(data, Path(run), test)]
         self.sets: dict[str, ImageSet] = {each.name: each for each in sets if each is not None}
         self._queries: OrderedDict[int, Query] = OrderedDict()
@@ -227,17 +227,17 @@ class Explorer:
         self.jobs.close()
 
 
-def encode_image(pixels: RGBImage, side: int) -> tuple[bytes, str]:
-    """Encode an image at no more than `side` pixels: small ones as PNG without loss, others as JPEG."""
+def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[bytes, str]:
+    """Encode an image at no more than `side` pixels: small ones as PNG without loss unless `jpeg`, others as JPEG."""
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    small = max(image.size) <= 96
+    small = max(image.size) <= 96 and not jpeg
     if max(image.size) > side:
         image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     if small:
         image.save(buffer, "PNG")
         return buffer.getvalue(), "image/png"
-    image.save(buffer, "JPEG", quality=86)
+    image.save(buffer, "JPEG", quality=95 if max(image.size) <= 96 else 86)
     return buffer.getvalue(), "image/jpeg"
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from snclr.errors import UserError
 
 _log = logging.getLogger("snclr")
+_current = threading.local()  # `job`: the job that runs in this thread
 Lane = Literal["main", "slow"]
 """Jobs of one lane run one after the other; a slow job (UMAP) does not hold up the others."""
 
@@ -43,6 +45,8 @@ class Job:
     value: Any = None
     error: Exception | None = None
     started: float = 0.0
+    waits_for: Job | None = None
+    """A job whose value this one needs first; the page shows its progress instead."""
     finished: threading.Event = field(default_factory=threading.Event)
 
     def report(self, done: int, total: int) -> None:
@@ -53,6 +57,8 @@ class Job:
 
     def status(self) -> dict[str, Any]:
         """Return the progress as JSON values."""
+        if self.waits_for is not None:
+            return self.waits_for.status()
         seconds = time.monotonic() - self.started if self.started else 0.0
         return {
             "key": self.key, "title": self.title, "state": self.state, "done": self.done, "total": self.total,
@@ -66,14 +72,17 @@ class Jobs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
-        self._lanes = {lane: ThreadPoolExecutor(1, f"snclr-explore-{lane}") for lane in ("main", "slow")}
+        self._lanes: dict[Lane, queue.SimpleQueue[Job]] = {"main": queue.SimpleQueue(), "slow": queue.SimpleQueue()}
         self.closed = False
+        # Daemon threads: UMAP cannot be cancelled and must not hold up the end of the program.
+        for lane, waiting in self._lanes.items():
+            threading.Thread(target=self._work, args=(waiting,), name=f"snclr-explore-{lane}", daemon=True).start()
 
     def get(self, key: str, title: str, compute: Callable[[Job], Any], *, lane: Lane = "main") -> Any:
         """Return the value; start to compute it and raise Pending if it is not there, or the error of a failed job."""
         job, is_new = self._job(key, title, compute)
         if is_new:
-            self._lanes[lane].submit(self._run, job)
+            self._lanes[lane].put(job)
         if job.state == "done":
             return job.value
         if job.state == "failed":
@@ -86,8 +95,13 @@ class Jobs:
     def need(self, key: str, title: str, compute: Callable[[Job], Any]) -> Any:
         """Return the value inside another job: compute it here if no thread has started it, else wait for it."""
         job, _ = self._job(key, title, compute)
+        parent: Job | None = getattr(_current, "job", None)
+        if parent is not None:
+            parent.waits_for = job
         self._run(job)
         job.finished.wait()
+        if parent is not None:
+            parent.waits_for = None
         if job.error is not None:
             raise job.error
         return job.value
@@ -105,8 +119,11 @@ class Jobs:
     def close(self) -> None:
         """Cancel the jobs at their next report and do not wait for them."""
         self.closed = True
-        for lane in self._lanes.values():
-            lane.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self, waiting: queue.SimpleQueue[Job]) -> None:
+        while not self.closed:
+            with contextlib.suppress(queue.Empty):
+                self._run(waiting.get(timeout=1.0))
 
     def _job(self, key: str, title: str, compute: Callable[[Job], Any]) -> tuple[Job, bool]:
         with self._lock:
@@ -123,6 +140,7 @@ class Jobs:
                     job.finished.set()
                 return
             job.state, job.started = "running", time.monotonic()
+        parent, _current.job = getattr(_current, "job", None), job
         try:
             job.value = job.compute(job)
             job.state = "done"
@@ -134,4 +152,5 @@ class Jobs:
                 _log.exception("explore: %s failed", job.title)
             job.state, job.error = "failed", error
         finally:
+            _current.job = parent
             job.finished.set()

@@ -21,7 +21,7 @@ def galleries(explorer: Explorer, run: OpenedRun) -> list[dict[str, Any]]:
     """Return the galleries of a run as JSON values."""
     found = [{"name": each.name, "title": each.title, "count": len(each.dataset)} for each in explorer.sets.values()]
     queue = run.queue()
-    if queue is not None:
+    if queue is not None and explorer.trained_on is not None:
         found.append({"name": "queue", "title": "the run's queue", "count": len(queue.ids)})
     return found
 
@@ -79,7 +79,7 @@ def neighbors(
         "run": run.name,
         "neighbors": found,
         "purity": sum(same) / len(same) if same else None,
-        "search": f"exact search over {len(candidates.ids):,} images",
+        "search": f"Exact search over {len(candidates.ids):,} images",
         "milliseconds": round(milliseconds, 1),
         "loss": loss,
         "own": terms[0] if terms else None,
@@ -105,9 +105,9 @@ def _gallery(explorer: Explorer, run: OpenedRun, gallery: str, space: Space) -> 
     """Return the features of a gallery and the image set that its ids refer to."""
     if gallery == "queue":
         queue = run.queue()
-        if queue is None or space != "projection":
+        if queue is None or explorer.trained_on is None or space != "projection":
             raise UserError("the queue holds projections; rank by projection, or choose another gallery")
-        return queue, "training" if "training" in explorer.sets else "images"
+        return queue, explorer.trained_on
     if gallery not in explorer.sets:
         raise UserError(f"there is no gallery {gallery!r}; choose from {', '.join(explorer.sets)} or queue")
     return explorer.space(run, space, gallery), gallery
@@ -119,7 +119,11 @@ def _loss_terms(
     """Return the terms of the loss (y2 first), the loss, and a note on how to read them."""
     if run.criterion is None:
         method = "an encoder without heads" if run.config is None else f"method {run.config.method}"
-        return [], None, f"{method}: w by Eq. 4 on the encoder's features; p and share exist for SNCLR runs only"
+        return (
+            [],
+            None,
+            f"{method.capitalize()}: w by Eq. 4 on the encoder's features; p and share exist for SNCLR runs only",
+        )
     candidates, set_name = _gallery(explorer, run, gallery, "projection")
     y1, y2 = (query_features(explorer, run, network, ref) for network in ("y1", "y2"))
     dataset = explorer.sets[set_name].dataset

@@ -268,6 +268,8 @@ class OpenedRun:
         self, dataset: ImageDataset, index: int, settings: ViewSettings, *, seed: int, epoch: int, view: int
     ) -> Tensor:
         """Return one augmented view, normalized float32 (1, 3, S, S): the very view that training sees."""
+        if isinstance(dataset, Subset):  # the randomness belongs to the id in the whole dataset
+            return self.augment(dataset.dataset, int(dataset.index[index]), settings, seed=seed, epoch=epoch, view=view)
         size, ids = self.image_size, np.array([index], dtype=np.int64)
         if isinstance(dataset, ArrayDataset):
             crops = crop_views(dataset.images[ids], settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
@@ -349,8 +351,11 @@ METRIC_NAMES = [
 ]
 
 
-def open_images(run: OpenedRun | None, path: Path, data: str | None) -> tuple[ImageSet, ImageSet | None]:
-    """Open the images to explore, and the run's training images if they are others and available."""
+def open_images(path: Path, data: str | None) -> tuple[ImageSet, ImageSet | None, str | None]:
+    """Open the images to explore, and the run's training images if they are others and available.
+
+    The third value is the name of the set that the run was trained on, or None if it is not available.
+    """
     training: ImageDataset | None = None
     try:
         training = open_dataset(data_of(path), split="train", download=False)
@@ -359,13 +364,14 @@ def open_images(run: OpenedRun | None, path: Path, data: str | None) -> tuple[Im
             raise
     if data is None:
         assert training is not None
-        return ImageSet("images", training.name, training), None
+        return ImageSet("images", training.name, training), None, "images"
     dataset = open_dataset(data, download=True)
-    other = training is not None and not is_same_dataset(dataset, training)
-    return (
-        ImageSet("images", dataset.name, dataset),
-        ImageSet("training", f"training data ({training.name})", training) if other and training else None,
-    )
+    images = ImageSet("images", dataset.name, dataset)
+    if training is None:
+        return images, None, None
+    if is_same_dataset(dataset, training):
+        return images, None, "images"
+    return images, ImageSet("training", f"training data ({training.name})", training), "training"
 
 
 def open_extra(data: str) -> ImageSet:

@@ -53,7 +53,7 @@ def point(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def alarms(run: OpenedRun, records: list[dict[str, Any]]) -> list[str]:
-    """Describe collapse, values that are not finite, and a falling rank."""
+    """Describe collapse and values that are not finite."""
     found = []
     collapsed = [record["step"] for record in records if record.get("collapsed") is True]
     if collapsed:
@@ -70,9 +70,6 @@ def alarms(run: OpenedRun, records: list[dict[str, Any]]) -> list[str]:
     odd = [record["step"] for record in records if record.get("nonfinite")]
     if odd:
         found.append(f"{len(odd):,} logged steps have values that are not finite, first at step {odd[0]:,}.")
-    ranks = [record["effective_rank"] for record in records if is_finite_number(record.get("effective_rank"))]
-    if len(ranks) >= 20 and ranks[-1] < 0.5 * max(ranks):
-        found.append(f"The effective rank fell from {max(ranks):.0f} to {ranks[-1]:.0f}: the features lose dimensions.")
     return found
 
 

@@ -69,7 +69,7 @@ def views(
         ],
         "mean_pair": sum(pairs) / len(pairs),
         "mean_image": sum(to_image) / len(to_image),
-        "exact": changes is None and seed == run.seed,
+        "exact": changes is None and seed == run.seed and run.config is not None and ref.set == explorer.trained_on,
     }
 
 

@@ -89,6 +89,6 @@ export async function post(name, body, headers = {}) {
 }
 
 export function imageUrl(image, side = 96) {
-  if (isStatic) return `images/${image.set}/${image.id}.${window.SNCLR_SUFFIX[image.set]}`;
+  if (isStatic) return `images/${image.set}/${image.id}.jpg`;
   return `image/${image.set}/${image.id}?side=${side}`;
 }

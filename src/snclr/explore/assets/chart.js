@@ -26,7 +26,7 @@ export function chart(title, note, series, { share = false, log = false, xName =
   const scaled = series.map((each) => ({ ...each, v: log ? each.y.map((y) => Math.log10(Math.max(y, 1e-6))) : each.y }));
   const vs = scaled.flatMap((each) => each.v);
   const last = series[0].y.at(-1);
-  const show = (value) => (share ? percent(value, 1) : number(value, Math.abs(value) >= 100 ? 0 : Math.abs(value) < 0.01 ? 5 : 3));
+  const show = (value) => (share ? percent(value, 1) : number(value, Math.abs(value) >= 100 ? 0 : 3));
   const value = h("output", { text: show(last) });
   const where = h("small", { text: note });
   let [x0, x1] = [Math.min(...xs), Math.max(...xs)];

@@ -47,6 +47,7 @@ export function percent(value, digits = 0) {
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en-US");
+  if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return Number(value).toPrecision(2);
   return Number(value).toFixed(digits);
 }
 

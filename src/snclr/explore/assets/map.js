@@ -45,7 +45,7 @@ export function mount(root, app) {
     ids = await floats("map/ids", { run: runName() });
     replace(hint);
     try {
-      scatter = new Scatter(stage, { imageOf, onHover: hover, onSelect: (row) => select_(row), onLasso: lassoed });
+      scatter = new Scatter(stage, { imageOf, onHover: hover, onSelect: (row) => select_(row), onLasso: lassoed, inset: () => (innerWidth > 900 ? 270 : 0) });
     } catch (error) {
       replace(hint, message(error.message, "error"));
       return;
@@ -144,7 +144,7 @@ export function mount(root, app) {
         select("Color", info.modes.map((mode) => [mode.name, mode.title]), shown.mode, (value) => state.set({ color: value }, { replace: true })),
         h("p", { class: "quiet", text: HELP[shown.mode] }),
         legend,
-        h("h3", { text: "Where the map lies" }),
+        h("h3", { text: "Where the map is wrong" }),
         faithful,
         h("div", { class: "tools" },
           h("button", { type: "button", class: "lasso-button", "aria-pressed": String(scatter.lassoMode), text: "Lasso", title: "Lasso (l), or hold Shift and drag", onclick: toggleLasso }),

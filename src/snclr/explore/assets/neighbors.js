@@ -192,7 +192,6 @@ function drawTrail(aside, app, params, image) {
 function drawQuery(aside, app, params, answer) {
   const image = answer.query;
   const picture = h("img", { src: imageUrl(image, 384), alt: visible(image.key), draggable: "false" });
-  picture.addEventListener("load", () => picture.naturalWidth < 80 && picture.classList.add("pixels"));
   const frame = h("div", { class: "big" }, picture);
   if (!app.static) boxDrawing(frame, image, params);
   replace(
@@ -301,7 +300,7 @@ function drawFound(root, app, view, answer) {
       slider("Neighbors", { min: 4, max: ASKED, step: 1, value: k, onchange: (value) => set("k")(value) }),
     ),
     answer.own ? lossBar(answer, near) : null,
-    h("p", { class: "quiet search-note", text: `${answer.search} in ${answer.milliseconds} ms, by cosine. ${answer.note ?? ""}` }),
+    h("p", { class: "quiet search-note", text: `${answer.search} in ${answer.milliseconds} ms, by cosine. ${answer.note ?? ""}.` }),
     near.length ? grid : message("There is no other image in this gallery."),
   );
 }

@@ -26,9 +26,10 @@ const IMAGE_CACHE = 900;
 const MARGIN = 0.9;
 
 export class Scatter {
-  // `imageOf(row)` describes the image of a point; onHover(row|null), onSelect(row), onLasso(rows).
-  constructor(container, { imageOf, onHover, onSelect, onLasso }) {
-    Object.assign(this, { container, imageOf, onHover, onSelect, onLasso });
+  // `imageOf(row)` describes the image of a point; onHover(row), onSelect(row), onLasso(rows); row is -1 for none.
+  // `inset()` is the width on the left that a panel covers.
+  constructor(container, { imageOf, onHover, onSelect, onLasso, inset = () => 0 }) {
+    Object.assign(this, { container, imageOf, onHover, onSelect, onLasso, inset });
     this.canvas = h("canvas", { class: "points" });
     this.overlay = h("canvas", { class: "overlay", tabindex: "0", "aria-label": "Map of the images. Arrow keys pan, plus and minus zoom." });
     container.append(this.canvas, this.overlay);
@@ -36,6 +37,8 @@ export class Scatter {
     if (!this.gl) throw new Error("The map needs WebGL, which this browser does not offer.");
     this.context = this.overlay.getContext("2d");
     this.count = 0;
+    this.scale = 1;
+    this.left = 0;
     this.view = { x: 0, y: 0, zoom: 1 };
     this.images = new Map();
     this.lines = [];
@@ -161,25 +164,29 @@ export class Scatter {
 
   // Coordinates
 
+  // Pixels per data unit.
   unit() {
-    return (Math.min(this.width, this.height) * MARGIN * this.view.zoom) / Math.max(this.extent, 1e-12);
+    return this.scale * this.view.zoom;
+  }
+
+  get centerX() {
+    return (this.width + this.left) / 2;
   }
 
   toScreen(row) {
     const unit = this.unit();
-    return [this.width / 2 + (this.points[2 * row] - this.view.x) * unit, this.height / 2 - (this.points[2 * row + 1] - this.view.y) * unit];
+    return [this.centerX + (this.points[2 * row] - this.view.x) * unit, this.height / 2 - (this.points[2 * row + 1] - this.view.y) * unit];
   }
 
   toData(x, y) {
     const unit = this.unit();
-    return [this.view.x + (x - this.width / 2) / unit, this.view.y - (y - this.height / 2) / unit];
+    return [this.view.x + (x - this.centerX) / unit, this.view.y - (y - this.height / 2) / unit];
   }
 
   fit(draw = true) {
     const [left, top, right, bottom] = this.bounds ?? [0, 0, 1, 1];
-    const tall = this.width / Math.max(1, this.height);
-    this.extent = Math.max(bottom - top, (right - left) / Math.max(tall, 1 / Math.max(tall, 1e-6) > 1 ? 1 : tall), 1e-9);
-    if (tall < 1) this.extent = Math.max(right - left, (bottom - top) * tall, 1e-9);
+    const [width, height] = [Math.max(1, this.width - this.left), Math.max(1, this.height)];
+    this.scale = MARGIN * Math.min(width / Math.max(right - left, 1e-9), height / Math.max(bottom - top, 1e-9));
     this.view = { x: (left + right) / 2, y: (top + bottom) / 2, zoom: 1 };
     if (draw) this.draw();
   }
@@ -188,7 +195,7 @@ export class Scatter {
     const [dataX, dataY] = this.toData(x, y);
     this.view.zoom = Math.min(4000, Math.max(0.3, this.view.zoom * factor));
     const unit = this.unit();
-    this.view.x = dataX - (x - this.width / 2) / unit;
+    this.view.x = dataX - (x - this.centerX) / unit;
     this.view.y = dataY + (y - this.height / 2) / unit;
     this.draw();
   }
@@ -213,7 +220,7 @@ export class Scatter {
     const { width, height } = this.container.getBoundingClientRect();
     if (!width || !height) return;
     this.ratio = Math.min(2, window.devicePixelRatio || 1);
-    Object.assign(this, { width, height });
+    Object.assign(this, { width, height, left: this.inset() });
     for (const canvas of [this.canvas, this.overlay]) {
       canvas.width = Math.round(width * this.ratio);
       canvas.height = Math.round(height * this.ratio);
@@ -242,7 +249,7 @@ export class Scatter {
     const sx = (2 * unit) / this.width;
     const sy = (2 * unit) / this.height;
     gl.uniform2f(this.at.scale, sx, sy);
-    gl.uniform2f(this.at.offset, -this.view.x * sx, -this.view.y * sy);
+    gl.uniform2f(this.at.offset, -this.view.x * sx + this.left / this.width, -this.view.y * sy);
     gl.uniform1f(this.at.mixture, this.mixture);
     const base = this.count > 50000 ? 2 : this.count > 8000 ? 3 : this.count > 1500 ? 4.5 : 7;
     const size = Math.min(14, base * Math.pow(this.view.zoom, 0.25)) * this.ratio;
@@ -266,8 +273,8 @@ export class Scatter {
     if (this.focus >= 0 && this.lines.length) {
       const [x, y] = this.toScreen(this.focus);
       context.strokeStyle = accent;
-      context.globalAlpha = 0.6;
-      context.lineWidth = 1.2;
+      context.globalAlpha = 0.75;
+      context.lineWidth = 1.5;
       context.beginPath();
       for (const row of this.lines) {
         context.moveTo(x, y);
@@ -419,7 +426,7 @@ export class Scatter {
   }
 
   key(event) {
-    const center = [this.width / 2, this.height / 2];
+    const center = [this.centerX, this.height / 2];
     const moves = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] };
     if (event.key === "+" || event.key === "=") this.zoomAt(...center, 1.4);
     else if (event.key === "-") this.zoomAt(...center, 1 / 1.4);

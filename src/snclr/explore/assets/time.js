@@ -73,8 +73,11 @@ export function mount(root, app) {
     drawControls();
     const chosen = state.parseRef(params.img);
     const row = chosen?.set === "images" ? ids.indexOf(chosen.id) : -1;
-    if (!chosen) drawSide();
-    else if (image !== params.img) {
+    if (!chosen || row < 0) {
+      history = null;
+      image = null;
+      drawSide(chosen ? "The image is not in the sample. Choose one on the map." : "");
+    } else if (image !== params.img) {
       image = params.img;
       history = null;
       load(side, (options) => get("time/history", { run: "a", id: chosen.id }, options), (found) => {
@@ -82,7 +85,6 @@ export function mount(root, app) {
         drawSide();
       }, abort.signal);
     } else drawSide();
-    if (!chosen) image = history = null;
     scatter.focus = row;
     scatter.dirty = true;
     scatter.draw();
@@ -121,7 +123,7 @@ export function mount(root, app) {
     drawControls();
   }
 
-  function drawSide() {
+  function drawSide(note = "") {
     const steps = info.steps.map((each) => each.step);
     const sampled = info.count < info.total ? ` of a sample of ${count(info.count)} of the ${count(info.total)} images` : "";
     const charts = [];
@@ -129,7 +131,7 @@ export function mount(root, app) {
     if (info.steps[0].purity !== null) charts.push(chart("Neighbor purity", `${info.k} neighbors${sampled}`, [{ x: steps, y: info.steps.map((each) => each.purity) }], { share: true, xName: "step", mark }));
     if (steps.length > 1) charts.push(chart("Neighbors kept", "share of the neighbors that were there one step before", [{ x: steps.slice(1), y: info.steps.slice(1).map((each) => each.kept) }], { share: true, xName: "step", mark }));
     if (!history) {
-      replace(side, h("h2", { text: "Time" }), h("p", { class: "quiet", text: `${steps.length} kept encoders. PCA of each, turned and scaled to the next. Choose an image on the map to see its neighbors come and go.` }), steps.length < 3 ? h("p", { class: "quiet", text: "Train with --keep-checkpoints 12 to keep more." }) : null, charts);
+      replace(side, h("h2", { text: "Time" }), note ? message(note) : null, h("p", { class: "quiet", text: `${steps.length} kept encoders. PCA of each, turned and scaled to the next. Choose an image on the map to see its neighbors come and go.` }), steps.length < 3 ? h("p", { class: "quiet", text: "Train with --keep-checkpoints 12 to keep more." }) : null, charts);
       return;
     }
     const now = history.steps[at];

@@ -6,7 +6,6 @@ import { h, replace, shortName, visible } from "./dom.js";
 // An image as a button. `edge` is "same" or "other" for the class edge; `lines` are the captions below.
 export function tile(image, { side = 96, edge, lines = [], badge, selected, onclick, title } = {}) {
   const picture = h("img", { src: imageUrl(image, side), alt: "", loading: "lazy", decoding: "async", draggable: "false" });
-  picture.addEventListener("load", () => picture.naturalWidth < 80 && picture.classList.add("pixels"));
   picture.addEventListener("error", () => picture.classList.add("broken"));
   const name = visible(image.key ?? "");
   const label = image.label ? `, ${visible(image.label)}` : "";

@@ -46,13 +46,13 @@ export function mount(root, app) {
 
   function draw(found, epoch, seed) {
     body.classList.remove("stale");
-    const picture = (source, cosine, label) => h("figure", { class: "view" }, h("img", { src: source, alt: label, class: "pixels", draggable: "false" }), h("figcaption", { text: cosine }));
+    const picture = (source, cosine, label) => h("figure", { class: "view" }, h("img", { src: source, alt: label, draggable: "false" }), h("figcaption", { text: cosine }));
     replace(
       body,
       h(
         "div",
         { class: "views-head" },
-        h("figure", { class: "view center" }, h("img", { src: found.center, alt: "center crop", class: "pixels" }), h("figcaption", { text: "center crop" })),
+        h("figure", { class: "view center" }, h("img", { src: found.center, alt: "center crop" }), h("figcaption", { text: "center crop" })),
         h("div", {},
           h("h1", { class: "name", text: shortName(found.query.key, 50) }),
           found.query.label ? h("p", { class: "label", text: visible(found.query.label) }) : null,
