@@ -217,19 +217,15 @@ def step_config(name: str) -> Any:
 
 def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
     """Return the median seconds of a training step with a full queue, and its number of collectives."""
-    from snclr.checkpoint.run_dir import RunDir
     from snclr.distributed.collectives import barrier
-    from snclr.train.build import build_method, encoder_spec
-    from snclr.train.pretrain import build_loader, open_data, prepare
+    from snclr.train.build import build_task
 
     config = step_config(name)
-    dataset = open_data(config.data)
-    loader, method = build_loader(config, dataset, fabric), build_method(config, encoder_spec(config))
-    training = prepare(config, fabric, RunDir(config.out), dataset, loader, method)
-    core: Any = training.core
-    full, generator = core.queue.length, torch.Generator().manual_seed(0)
-    core.queue.push(torch.randn(full, config.dim, generator=generator), torch.full((full,), len(dataset)))
-    batches = list(loader.batches(0, repeats + 2))
+    training = build_task(config, fabric)
+    method: Any = training.module
+    full, generator = method.queue.length, torch.Generator().manual_seed(0)
+    method.queue.push(torch.randn(full, config.dim, generator=generator), torch.full((full,), len(training.dataset)))
+    batches = list(training.loader.batches(0, repeats + 2))
     training.training_step(batches[0])
     counts: dict[str, int] = {}
     with counting(counts):
@@ -241,7 +237,7 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
         training.training_step(batch)
         barrier()
         times.append(time.perf_counter() - began)
-    layers = norms(core.encoder) + norms(core.projector) + norms(core.predictor), norms(core.target_network)
+    layers = norms(method.encoder) + norms(method.projector) + norms(method.predictor), norms(method.target_network)
     return {
         "seconds": statistics.median(times), "all_gathers": 0, "all_reduces": 0, **counts,
         "norms": layers[0], "momentum_norms": layers[1],

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from snclr.benchmark.records import Records
-from snclr.benchmark.tables import build_table, markdown
 from snclr.errors import UserError
-from snclr.reports.figures.comparison import draw_comparison, draw_purity
+from snclr.reports.figures.comparison import draw_comparison, draw_neighbor_purity
+from snclr.studies.records import Records
+from snclr.studies.tables import build_table, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results" / "tables.md"
@@ -77,7 +77,7 @@ def _section(kind: str, name: str | None, records: Records, figures: Path, draw:
     if draw and kind == "figure":
         draw_comparison(table, file)
     elif draw:
-        draw_purity(study, records.by_row(study), file)
+        draw_neighbor_purity(study, records.by_row(study), file)
     alt = study["title"] if kind == "figure" else f"{study['title']}: neighbor purity over training"
     return f"![{alt}](figures/{file.name})"
 
@@ -87,6 +87,8 @@ def _current_wording(text: str) -> str:
     for old, new in {
         "eighbour": "eighbor", "centre": "center", "tandardise": "tandardize", "seconds a step": "seconds per step",
         "against the length of the queue": "over the queue length",
+        "in every row the neighbors are searched, also where the loss uses none: to show their purity":
+            "every row searches neighbors, even if its loss uses none, to measure neighbor purity",
     }.items():  # fmt: skip
         text = text.replace(old, new)
     return text

@@ -18,7 +18,8 @@ LAYERS = (
     {"evaluation"},
     {"exporters"},
     {"reports"},
-    {"benchmark"},
+    {"explore"},
+    {"studies"},
     {"api"},
     {"cli"},
 )

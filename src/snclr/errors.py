@@ -1,4 +1,4 @@
-"""Errors that are shown to the user without a traceback, and the spelling hint of their messages."""
+"""Errors that are shown to the user without a traceback, and parts of their messages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ class UserError(ValueError):
 
 class OtherRankError(UserError):
     """Another rank of the job failed and reported the reason; this rank stops as well."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def first_names(names: Iterable[str]) -> str:
+    """Return the first three names.
+
+    >>> first_names("abcd")
+    'a, b, c …'
+    """
+    every = list(names)
+    return ", ".join(every[:3]) + (" …" if len(every) > 3 else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

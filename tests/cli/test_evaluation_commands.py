@@ -28,7 +28,7 @@ from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import read_results
 from snclr.methods.snclr.loss import positiveness
 from snclr.runtime.stop import StopRequested
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 from tests.helpers import tiny_run
 
 
@@ -260,7 +260,7 @@ def test_neighbors_of_an_image_are_weighted_as_in_training(run, images, capsys):
     assert Path(result["figure"]).is_file()
     assert json.loads(Path(result["table"]).read_text())["rows"] == result["rows"]
 
-    method, config, _ = load_method(run)
+    method, config = load_trained_method(run)
     with torch.no_grad():  # make f1 and f2 matter, and check against Eq. 4 by hand
         dataset = open_dataset(images)
         index = [dataset.key(i) for i in range(len(dataset))].index("red/red_3.png")
@@ -284,9 +284,10 @@ def test_neighbors_of_an_image_are_weighted_as_in_training(run, images, capsys):
 
 
 def _view(dataset, index: int, size: int) -> torch.Tensor:
-    from snclr.data.transforms.views import eval_view, normalize
+    from snclr.data.transforms.crop import center_crop
+    from snclr.data.transforms.views import normalize
 
-    return normalize(torch.from_numpy(np.ascontiguousarray(eval_view(dataset.load(index), size)))[None], "cpu")[0]
+    return normalize(torch.from_numpy(np.ascontiguousarray(center_crop(dataset.load(index), size)))[None], "cpu")[0]
 
 
 def test_queue_neighbors_are_named_by_training_images(run, images, tmp_path):
@@ -316,7 +317,7 @@ def test_a_copy_of_the_folder_is_a_different_gallery(run, images, tmp_path):
 def test_shares_by_rank_are_recorded(run):
     result = snclr.neighbors(run, k=2, rows=3, quiet=True)
     (record,) = read_results(run, "neighbors")
-    assert list(record["numbers"].values()) == result.same_class_by_rank
+    assert list(record["numbers"].values()) == result.neighbor_purity
     assert record["protocol"] == result.protocol
     assert len(result.rows) == 3
     assert len(json.loads((run / "figures" / "neighbors.json").read_text())["rows"]) == 3
@@ -412,7 +413,7 @@ def test_unsuitable_data_exits_with_code_2(run, bad, command, data, message, cap
         (["knn", "{run}", "--devices", "0"], "devices is '0'"),
         (["linear", "{run}", "--nodes", "0"], "nodes is 0"),
         (["knn", "{run}", "--k", "0"], "k is 0"),
-        (["knn", "{run}", "--device", "meta"], "there is no device 'meta' on this machine; give auto, or one that is"),
+        (["knn", "{run}", "--device", "meta"], "there is no device 'meta' on this machine; choose auto or one of"),
         (["neighbors", "{run}", "--device", "xla"], "there is no device 'xla'"),
         (["explain", "{run}", "red/red_1.png", "--device", "mps:3"], "there is no device 'mps:3'"),
         (["linear", "{run}", "--device", "cuda:99"], "there is no device 'cuda:99'"),

@@ -53,16 +53,7 @@ def test_the_report_of_a_complete_run(run: Path, capsys: pytest.CaptureFixture[s
     parsed = ParsedPage(html)
     lines = read_metrics(run)
     data = parsed.data("curves-data")
-    for name in (
-        "loss",
-        "lr",
-        "spread",
-        "effective_rank",
-        "same_class",
-        "queue_knn",
-        "positiveness_entropy",
-        "neighbor_age",
-    ):
+    for name in ("loss", "lr", "spread", "effective_rank", "same_class", "queue_knn", "neighbor_age"):
         assert data[name]["value"] == [pytest.approx(line[name], rel=1e-5) for line in lines if name in line]
     assert "red/broken.png" in parsed.text()
     assert "91.20%" in parsed.text()
@@ -145,7 +136,7 @@ def test_alerts_report_collapse_and_non_finite_steps(run: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "nonfinite.json").write_text(json.dumps({"step": 7, "loss": "<nan>", "gradient_norm": "inf", "ids": [1]}))
     text = written(run, embeddings=False)[0].text()
-    assert f"at 2 logged steps, first at step {lines[1]['step']}, last at step {lines[2]['step']}" in text
+    assert f"Logged steps: 2, first at step {lines[1]['step']}, last at step {lines[2]['step']}" in text
     assert "stopped at step 7: loss <nan>" in text
 
 

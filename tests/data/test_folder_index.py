@@ -7,15 +7,15 @@ import pytest
 from PIL import Image
 
 from snclr.data.cache import cache_folder, cache_limit, load_cached, parse_bytes, save_cached
-from snclr.data.datasets import folder_index
-from snclr.data.datasets.folder_index import list_images
+from snclr.data.datasets import folder as folders
+from snclr.data.datasets.folder import list_images
 from snclr.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SNCLR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder_index, "MIN_FILES", 3)
+    monkeypatch.setattr(folders, "MIN_FILES", 3)
     return tmp_path / "cache"
 
 
@@ -40,7 +40,7 @@ def scans(monkeypatch):
     read = []
     original = os.scandir
     monkeypatch.setattr(
-        folder_index.os, "scandir", lambda folder: (read.append(os.path.basename(folder)), original(folder))[1]
+        folders.os, "scandir", lambda folder: (read.append(os.path.basename(folder)), original(folder))[1]
     )
     return read
 
@@ -110,9 +110,9 @@ def test_a_cached_list_never_runs_code(tree, cache, tmp_path):
 
 
 def test_small_folders_and_disabled_caches_write_nothing(tree, cache, monkeypatch):
-    monkeypatch.setattr(folder_index, "MIN_FILES", 100)
+    monkeypatch.setattr(folders, "MIN_FILES", 100)
     list_images(tree)
-    monkeypatch.setattr(folder_index, "MIN_FILES", 1)
+    monkeypatch.setattr(folders, "MIN_FILES", 1)
     monkeypatch.setenv("SNCLR_CACHE", "off")
     assert cache_folder() is None
     list_images(tree)

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, built locally: random access, streams copied to shards, and refused kinds."""
+"""Hugging Face datasets, built locally: columns, splits, resumed runs and refused kinds."""
 
 import os
 import pickle
@@ -7,15 +7,12 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from snclr.cli.main import main
-from snclr.data.datasets import huggingface_stream as hf_stream
 from snclr.data.datasets.base import open_dataset
 from snclr.data.datasets.huggingface import HuggingFaceDataset, Spec, parse_spec
 from snclr.data.decode import BadImage
 from snclr.data.loader import ViewLoader
-from snclr.data.shards.dataset import ShardDataset
 from snclr.data.splits import open_splits
 from snclr.data.transforms.views import VIEW_GROUPS
 from snclr.errors import UserError
@@ -64,66 +61,6 @@ def test_a_folder_of_save_to_disk_is_opened(tmp_path):
     assert [skip.index for skip in skipped] == [4]
 
 
-def test_parquet_by_index_and_as_a_stream_give_the_same_batches(tmp_path):
-    table(bad=(4,)).to_parquet(str(tmp_path / "a.parquet"))
-    indexed = open_dataset(f"hf:parquet?data_files={tmp_path}/a.parquet")
-    streamed = open_dataset(f"hf-stream:parquet?data_files={tmp_path}/a.parquet")
-    assert isinstance(streamed, ShardDataset)
-    assert streamed.labels.tolist() == indexed.labels.tolist()
-    assert streamed.classes == indexed.classes
-    for a, b in zip(batches(indexed)[0], batches(streamed)[0], strict=True):
-        assert torch.equal(a.ids, b.ids)
-        assert torch.equal(a.views[0], b.views[0])
-    assert [skip.index for skip in batches(streamed)[1]] == [4]
-
-
-def test_a_stream_is_read_once_and_a_limit_ends_it(tmp_path, monkeypatch):
-    table().to_parquet(str(tmp_path / "a.parquet"))
-    spec = f"hf-stream:parquet?data_files={tmp_path}/a.parquet&limit=7"
-    first = open_dataset(spec)
-    assert len(first) == 7
-    (tmp_path / "a.parquet").unlink()
-    assert open_dataset(spec).fingerprint() == first.fingerprint()
-
-
-def test_an_interrupted_copy_resumes(tmp_path, monkeypatch):
-    table(count=11).to_parquet(str(tmp_path / "a.parquet"))
-    monkeypatch.setattr(hf_stream, "_SHARD_IMAGES", 3)
-    original, written = hf_stream.write_shard, []
-
-    def stopping(path, examples):
-        if len(written) == 2:
-            next(examples)
-            written.append("stop")
-            raise KeyboardInterrupt
-        written.append(path.name)
-        return original(path, examples)
-
-    monkeypatch.setattr(hf_stream, "write_shard", stopping)
-
-    def stream():
-        files = str(tmp_path / "a.parquet")
-        return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-
-    with pytest.raises(KeyboardInterrupt):
-        hf_stream.copy_stream(stream(), tmp_path / "copy", name="x", columns=("image", "label"), quiet=True)
-    hf_stream.copy_stream(stream(), tmp_path / "copy", name="x", columns=("image", "label"), quiet=True)
-    assert written == [f"shard-0000{n}.tar" for n in (0, 1)] + ["stop"] + [f"shard-0000{n}.tar" for n in (2, 3, 4)]
-    source = open_dataset(tmp_path / "copy")
-    assert [source.read(n) for n in range(len(source))] == [jpeg(n) for n in range(11)]
-    assert source.labels.tolist() == [n % 2 for n in range(11)]
-    assert sorted(path.suffix for path in (tmp_path / "copy").iterdir()) == sorted(
-        [".tar"] * 4 + [".json", ".safetensors", ""]
-    )
-
-
-def test_a_stream_from_a_generator_is_copied(tmp_path):
-    rows = [{"image": {"bytes": jpeg(n), "path": None}, "label": n % 2} for n in range(4)]
-    stream = datasets.IterableDataset.from_generator(lambda: iter(rows), features=table().features)
-    hf_stream.copy_stream(stream, tmp_path / "copy", name="x", columns=("image", "label"), quiet=True)
-    assert open_dataset(tmp_path / "copy").read(3) == jpeg(3)
-
-
 def test_splits_are_selected_by_name(tmp_path):
     parts = datasets.DatasetDict({"train": table(8), "validation": table(4)})
     parts.save_to_disk(str(tmp_path / "d"))
@@ -140,11 +77,10 @@ def test_splits_are_selected_by_name(tmp_path):
         open_dataset(spec, split="all")
 
 
-@pytest.mark.parametrize("kind", ["hf", "hf-stream"])
-def test_slices_of_saved_splits_are_opened(tmp_path, kind):
+def test_slices_of_saved_splits_are_opened(tmp_path):
     datasets.DatasetDict({"train": table(8), "val": table(4)}).save_to_disk(str(tmp_path / "d"))
     table(10).save_to_disk(str(tmp_path / "one"))
-    many, one = f"{kind}:{tmp_path}/d", f"{kind}:{tmp_path}/one"
+    many, one = f"hf:{tmp_path}/d", f"hf:{tmp_path}/one"
     for spec, count in ((many + ":train[:2]", 2), (many + ":train[75%:]", 2), (many + ":train+val", 12),
                         (one + ":train", 10), (one + ":train[:2]", 2), (one + ":train[-3:]", 3)):  # fmt: skip
         assert len(open_dataset(spec)) == count, spec
@@ -209,10 +145,9 @@ def test_loading_scripts_are_never_run(tmp_path):
     script.parent.mkdir()
     script.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
     (tmp_path / "x.pkl").write_bytes(b"cos\nmkdir\n(S'" + str(tmp_path / "ran").encode() + b"'\ntR.")
-    for kind in ("hf", "hf-stream"):
-        for spec in (f"{script.parent}", f"{script}", f"pandas?data_files={tmp_path}/x.pkl"):
-            with pytest.raises(UserError):
-                open_dataset(f"{kind}:{spec}")
+    for spec in (f"{script.parent}", f"{script}", f"pandas?data_files={tmp_path}/x.pkl"):
+        with pytest.raises(UserError):
+            open_dataset(f"hf:{spec}")
     assert not (tmp_path / "ran").exists()
 
 
@@ -228,7 +163,7 @@ def test_old_libraries_and_missing_ones_are_refused(tmp_path, monkeypatch):
 def test_dataset_names_are_parsed():
     assert parse_spec("hf:a/b").split is None
     assert parse_spec("hf:a/b@c:train[:10%]") == Spec("a/b", "c", "train[:10%]")
-    assert parse_spec("hf-stream:/data/x@y:val?limit=5") == Spec("/data/x", "y", "val", True, {"limit": "5"})
+    assert parse_spec("hf:/data/x@y:val?label=z") == Spec("/data/x", "y", "val", {"label": "z"})
     for text in ("hf:", "hf:a?color=red", "hf:a?image="):
         with pytest.raises(UserError, match="write hf:OWNER/NAME"):
             parse_spec(text)
@@ -274,10 +209,9 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["hf", "hf-stream"])
-def test_a_killed_run_resumes_to_the_same_result(tmp_path, kind):
+def test_a_killed_run_resumes_to_the_same_result(tmp_path):
     table(count=24).to_parquet(str(tmp_path / "a.parquet"))
-    command = ["pretrain", f"--data={kind}:parquet?data_files={tmp_path}/a.parquet", *TINY]
+    command = ["pretrain", f"--data=hf:parquet?data_files={tmp_path}/a.parquet", *TINY]
     assert main([*command, f"--out={tmp_path / 'whole'}"]) == 0
     out = tmp_path / "killed"
     environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}

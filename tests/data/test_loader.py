@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from snclr.data.datasets.base import ArrayDataset, open_dataset
+from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.loader import Skip, ViewLoader
 from snclr.data.sampler import batch_ids
 from snclr.data.transforms.views import TRAIN_CROP, VIEW_GROUPS, color_views, crop_view
@@ -220,7 +220,7 @@ def test_too_many_bad_images_stop_the_run(folder, share, stops):
     assert "For example" in str(caught.value)
 
 
-class Broken:
+class Broken(ImageDataset):
     """A dataset whose images with an index below `bad` cannot be read."""
 
     name, labels, classes = "broken", None, None
@@ -233,6 +233,9 @@ class Broken:
 
     def key(self, index):
         return f"image {index}"
+
+    def fingerprint(self):
+        return "broken"
 
     def load(self, index, min_side=None):
         from snclr.data.decode import BadImage

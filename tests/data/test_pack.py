@@ -199,11 +199,11 @@ def test_the_pack_command(tmp_path, capsys):
     make_folder(tmp_path / "f", count=6, bad=(1,))
     assert cli.main(["pack", str(tmp_path / "f"), "--shards", str(tmp_path / "s"), "--check"]) == 0
     printed = capsys.readouterr()
-    assert "5 images in 1 shards" in printed.out
+    assert "5 images in 1 shard," in printed.out
     assert "dog/001.jpg" in printed.out
     assert "packing" in printed.err
     assert cli.main(["pack", "--verify", str(tmp_path / "s")]) == 0
-    assert "are intact (sha256)" in capsys.readouterr().out
+    assert "intact (sha256): 1 shard with 5 images" in capsys.readouterr().out
     (tmp_path / "s" / "shard-00000.tar").write_bytes(b"")
     assert cli.main(["pack", "--verify", str(tmp_path / "s"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["wrong"]

@@ -365,7 +365,7 @@ def test_the_next_shards_are_prefetched(site):
         path.unlink()
     source.load(0)
     settle(source)
-    cached = [source._cache.path(shard.source).exists() for shard in source._shards]
+    cached = [source._cache.path(shard).exists() for shard in source._shards]
     assert cached == [True, True, True, False, False]
 
 

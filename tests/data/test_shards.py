@@ -132,7 +132,7 @@ def test_hostile_members_are_never_used(tmp_path):
         ("{0}/{{0..999999999}}.tar", "more than 100,000"),
         ("{0}/bad.tar", "no valid tar header at byte 0"),
         ("{0}/packed.tar.gz", "compressed with gzip"),
-        ("{0}/empty.tar", "no images in the 1 shards"),
+        ("{0}/empty.tar", "no images in the shards of"),
     ],
 )
 def test_invalid_shards_are_rejected_and_nothing_is_executed(tmp_path, spec, message):

@@ -23,9 +23,7 @@ from snclr.data.transforms.views import (
     color_views,
     crop_view,
     crop_views,
-    eval_view,
     normalize,
-    train_crop,
 )
 from snclr.errors import UserError
 from snclr.runtime import threads
@@ -381,15 +379,15 @@ def test_invalid_view_settings_are_rejected(wrong):
 def test_the_evaluation_view_is_the_usual_one(height, width, size):
     image = noise(height, width, 3)
     usual = Compose([Resize(int(size * 256 / 224), InterpolationMode.BICUBIC), CenterCrop(size)])
-    assert np.array_equal(eval_view(image, size), np.asarray(usual(Image.fromarray(image))))
+    assert np.array_equal(crops.center_crop(image, size), np.asarray(usual(Image.fromarray(image))))
 
 
 def test_small_images_are_not_cropped(images):
-    assert np.array_equal(eval_view(images[0], 32), images[0])
-    grown = eval_view(images[0], 64)
+    assert np.array_equal(crops.center_crop(images[0], 32), images[0])
+    grown = crops.center_crop(images[0], 64)
     assert np.array_equal(grown, np.asarray(Image.fromarray(images[0]).resize((64, 64), Image.Resampling.BICUBIC)))
-    assert eval_view(noise(1, 1, 3), 8).shape == (8, 8, 3)
-    assert eval_view(noise(3, 50, 3), 8).shape == (8, 8, 3)
+    assert crops.center_crop(noise(1, 1, 3), 8).shape == (8, 8, 3)
+    assert crops.center_crop(noise(3, 50, 3), 8).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize("length", [40, 400, 1500])
@@ -400,7 +398,7 @@ def test_a_thin_image_is_resized_at_its_center_only(length, monkeypatch):
     monkeypatch.setattr(
         Image.Image, "resize", lambda image, size, *a, **k: made.append(size) or resize(image, size, *a, **k)
     )
-    tall, wide = eval_view(ramp, 16), eval_view(ramp.swapaxes(0, 1), 16)
+    tall, wide = crops.center_crop(ramp, 16), crops.center_crop(ramp.swapaxes(0, 1), 16)
     assert made == [(16, 16), (16, 16)]
     center = whole[4 * length - 8 :][:16].astype(int)
     assert np.abs(tall - center).max() <= 1
@@ -408,7 +406,7 @@ def test_a_thin_image_is_resized_at_its_center_only(length, monkeypatch):
 
 
 def test_train_crop_is_a_crop_and_nothing_else(images):
-    got = train_crop(images[3], 32, seed=4, epoch=5, index=6)
+    got = crop_view(images[3], TRAIN_CROP, 32, seed=4, epoch=5, index=6, view=0)
     box = crops.random_boxes(uniforms(4, 5, np.array([6]), 0, crops.CROP_NUMBERS), 32, 32, (0.08, 1.0))[0]
     flip = uniforms(4, 5, np.array([6]), 0, crops.CROP_NUMBERS + 1)[0, -1] < 0.5
     assert np.array_equal(got, crops.crop_image(images[3], box, flip, 32))

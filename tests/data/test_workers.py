@@ -2,6 +2,13 @@
 
 import subprocess
 import sys
+import threading
+import time
+from multiprocessing.queues import Queue
+
+import torch
+
+from snclr.data.workers import in_processes
 
 SCRIPT = """
 import torch
@@ -25,3 +32,24 @@ def test_workers_with_unused_large_items_end_cleanly(tmp_path):
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr == ""
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __getitem__(self, number):
+        return torch.tensor(number)
+
+
+def test_the_threads_of_the_queues_end_with_the_iterator(monkeypatch):
+    # A thread that deletes semaphores while Python exits leaves a traceback of the resource tracker.
+    feed = Queue._feed
+
+    def slow_feed(*args):
+        feed(*args)
+        time.sleep(1)
+
+    monkeypatch.setattr(Queue, "_feed", staticmethod(slow_feed))
+    before = set(threading.enumerate())
+    items = in_processes(Numbers(), 0, 100, workers=1)
+    assert int(next(items)) == 0
+    items.close()
+    assert set(threading.enumerate()) <= before

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from snclr.checkpoint.run_dir import RunDir
 from snclr.distributed.collectives import all_gather, all_gather_objects, all_reduce_sum
-from snclr.train import pretrain as p
+from snclr.train.build import build_task
 from snclr.train.config import resolve
+from snclr.train.pretrain import launch_run
 
 SETTINGS = {
     "recipe": "demo", "data": "demo", "out": "unused", "epochs": 1, "workers": 0, "warmup_epochs": 0,
@@ -28,18 +28,15 @@ def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: i
     stem = "half" if "resnet" in encoder else "auto"
     sizes = {"encoder": encoder, "stem": stem, "batch_size": batch_size, "image_size": image_size}
     config = resolve({**SETTINGS, **sizes, "precision": precision, "optimizer": optimizer, "lr": RATES[optimizer]})
-    fabric = p.launch_run(config)
+    fabric = launch_run(config)
     torch.set_num_threads(1)
-    dataset = p.open_data(config.data)
-    loader = p.build_loader(config, dataset, fabric)
-    method = p.build_method(config, p.encoder_spec(config))
-    training = p.prepare(config, fabric, RunDir(config.out), dataset, loader, method)
+    training = build_task(config, fabric)
     ids, views, losses, gradients = [], [], [], []
     inner = training.optimizer.step
 
     def step_and_note(*args, **kwargs):
         if len(gradients) < 3:
-            named = training.core.named_parameters()
+            named = training.module.named_parameters()
             gradients.append({name: part.grad.clone() for name, part in named if part.grad is not None})
         return inner(*args, **kwargs)
 
@@ -47,15 +44,15 @@ def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: i
         losses.append(float(all_reduce_sum(output.loss.detach().double().clone()) / fabric.world_size))
 
     training.optimizer.step = step_and_note
-    training.core.register_forward_hook(note_loss)
-    for batch in loader.batches(0, steps):
+    training.module.register_forward_hook(note_loss)
+    for batch in training.loader.batches(0, steps):
         training.training_step(batch)
         ids.append(all_gather(batch.ids))
         rows = [[hashlib.sha256(row.contiguous().numpy().tobytes()).hexdigest() for row in v] for v in batch.views]
         views.append([[*chain.from_iterable(parts)] for parts in zip(*all_gather_objects(rows), strict=True)])
     return {
         "ids": torch.stack(ids), "views": views, "losses": losses, "gradients": gradients,
-        "state": training.core.state_dict(),
+        "state": training.module.state_dict(),
     }  # fmt: skip
 
 

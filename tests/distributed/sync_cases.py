@@ -1,6 +1,7 @@
 """Layers and inputs for the test of synchronized batch norm; uneven shares, so that counts matter."""
 
 import torch
+from timm.layers import BatchNormAct2d
 from torch import nn
 
 CASES = {
@@ -10,6 +11,7 @@ CASES = {
     "no scale": (lambda: nn.BatchNorm1d(6, affine=False), (9, 6)),
     "cumulative": (lambda: nn.BatchNorm1d(6, momentum=None, eps=0.1), (9, 6)),
     "no statistics": (lambda: nn.BatchNorm2d(2, track_running_stats=False), (7, 2, 3, 3)),
+    "timm norm and activation": (lambda: BatchNormAct2d(3), (11, 3, 4, 5)),
 }
 
 

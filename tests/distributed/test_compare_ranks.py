@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from snclr.benchmark.plan import Entry, Evaluation, make_run
-from snclr.benchmark.records import Records
+from snclr.studies.options import StudyOptions
+from snclr.studies.runs import Evaluation, Row, make_run
 from tests.helpers import tiny_run
 
 SMALL = {
@@ -25,20 +24,15 @@ SMALL = {
 def test_an_undisturbed_run_on_two_processes_is_one_attempt(tmp_path: Path) -> None:
     images = tiny_run.write_images(tmp_path / "images")
     common = {**SMALL, "data": str(images)}
-    run = make_run(Entry("snclr", {"method": "snclr"}), 0, common, data="abc", evaluation=Evaluation(k=5))
-    folder, record = tmp_path / "runs" / run.folder, Records(tmp_path / "results").path(run)
-    job = {
-        "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
-        "data": {"name": "images", "fingerprint": "abc"}, "evaluation": asdict(run.evaluation), "folder": str(folder),
-        "attempts": f"{folder}.attempts.jsonl", "record": str(record), "keep_runs": False, "jobs": 1,
-    }  # fmt: skip
-    folder.parent.mkdir()
+    run = make_run(Row("snclr", {"method": "snclr"}), 0, common, data="abc", evaluation=Evaluation(k=5))
+    job = StudyOptions(out=tmp_path).job(run)
+    Path(job["folder"]).parent.mkdir()
     (tmp_path / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "snclr.benchmark.worker", str(tmp_path / "job.json")]
+    command = [sys.executable, "-m", "snclr.studies.worker", str(tmp_path / "job.json")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.wait(timeout=240) == 0, process.stderr.read()
     lines = [json.loads(line) for line in Path(job["attempts"]).read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["started", "seconds"]
-    cost = json.loads(record.read_text())["cost"]
+    cost = json.loads(Path(job["record"]).read_text())["cost"]
     assert cost["attempts"] == 1
     assert cost["cpu_seconds"] > 0

@@ -64,7 +64,7 @@ def test_frozen_encoders_give_bit_identical_results(outcomes: tuple[Outcome, Out
 def test_neighbors_are_the_same(outcomes: tuple[Outcome, Outcome]) -> None:
     one, two = (a.results["neighbors"] for a in outcomes)
     assert one["rows"] == two["rows"]
-    assert one["same_class_by_rank"] == two["same_class_by_rank"]
+    assert one["neighbor_purity"] == two["neighbor_purity"]
     assert one["protocol"] == two["protocol"]
     assert "learned f1 and f2" in one["protocol"]
 

@@ -96,7 +96,7 @@ def test_two_processes_give_the_same_run_however_they_are_started_and_count_bad_
     digests = set()
     for name, done in ways.items():
         assert done.returncode == 0, done.stderr[-3000:]
-        assert "2 processes" in done.stderr, name
+        assert "2 ranks" in done.stderr, name
         end = state_of(tmp_path / name)
         digests.add(digest(end.tensors, end.step))
         assert (tmp_path / name / "skipped.jsonl").read_text() == (alone / "skipped.jsonl").read_text()
@@ -157,7 +157,7 @@ def test_a_batch_script_without_srun_starts_the_other_processes_too(photos, alon
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
     }  # fmt: skip
     [said] = side_by_side(photos, tmp_path / "run", [allotted], "--devices", "2")
-    assert "2 processes" in said
+    assert "2 ranks" in said
     assert "SLURM allocated 8 tasks, but only 2 will run" in said
     assert_same_images(alone, tmp_path / "run")
 
@@ -175,7 +175,7 @@ def test_slurm_tasks_become_the_processes(photos, alone, tmp_path):
         for rank in range(tasks)
     ]
     said = side_by_side(photos, tmp_path / "run", each)
-    assert f"{tasks} processes" in said[0]
+    assert f"{tasks} ranks" in said[0]
     assert_same_images(alone, tmp_path / "run")
 
 
@@ -184,7 +184,7 @@ def test_two_machines_meet_by_three_variables(photos, alone, tmp_path):
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     each = [{**meet, "NODE_RANK": str(rank)} for rank in range(2)]
     said = side_by_side(photos, tmp_path / "run", each, "--nodes", "2", "--devices", "1")
-    assert "2 processes" in said[0]
+    assert "2 ranks" in said[0]
     assert all(f"connecting 2 nodes at 127.0.0.1:{meet['MASTER_PORT']}" in text for text in said)
     assert_same_images(alone, tmp_path / "run")
 

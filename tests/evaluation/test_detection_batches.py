@@ -21,7 +21,7 @@ from snclr.evaluation.detection.batches import (
     scaled_size,
 )
 from snclr.evaluation.detection.coco import CocoSet, open_coco
-from snclr.evaluation.detection.schedule import DetectSettings, learning_rate, parse_short_side, resolve, short_sides
+from snclr.evaluation.detection.settings import DetectSettings, learning_rate, resolve
 from tests.helpers import tiny_coco
 
 SMALL = DetectSettings(iterations=10, batch_size=2, short_side=(48, 64), long_side=90, seed=5)
@@ -39,7 +39,7 @@ def test_the_1x_recipe_is_the_standard_schedule():
     s = resolve("1x")
     assert (s.iterations, s.batch_size, s.peak_lr, s.milestones, s.warmup) == (90_000, 16, 0.02, (60_000, 80_000), 1000)
     assert (s.weight_decay, s.momentum, s.long_side, s.width, s.rois, s.anchor) == (1e-4, 0.9, 1333, 256, 512, 32)
-    assert short_sides(s) == (640, 672, 704, 736, 768, 800)
+    assert s.short_sides == (640, 672, 704, 736, 768, 800)
     assert resolve("2x").milestones == (120_000, 160_000)
 
 
@@ -68,7 +68,7 @@ def test_unknown_recipes_and_sizes_are_refused():
     with pytest.raises(UserError, match="choose one of 1x, 2x, cpu"):
         resolve("3x")
     with pytest.raises(UserError, match="640-800"):
-        parse_short_side("big")
+        resolve("1x", short_side="big")
 
 
 # ---- samples
@@ -134,7 +134,7 @@ def test_a_step_does_not_depend_on_the_world_size(train):
 
 def test_sizes_and_flips_vary_between_epochs():
     drawn = [draw_geometry(SMALL, epoch, number) for epoch in range(30) for number in range(20)]
-    assert {side for side, _ in drawn} == set(short_sides(SMALL))
+    assert {side for side, _ in drawn} == set(SMALL.short_sides)
     assert 0.4 < np.mean([flip for _, flip in drawn]) < 0.6
 
 

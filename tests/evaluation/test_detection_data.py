@@ -224,13 +224,14 @@ def test_splits_with_different_categories_are_refused(folder):
 
 def test_images_without_objects_are_left_out_of_training(folder):
     train, _, _ = open_coco(folder)
-    assert len(train.trained_on(keep_empty=True)) == 6
-    chosen = train.trained_on(keep_empty=False)
+    assert len(train.for_training(keep_empty=True)) == 6
+    chosen = train.for_training(keep_empty=False)
     assert [image.id for image in chosen.images] == [1, 2, 3, 4, 5]
     assert chosen.fingerprint() != train.fingerprint()
     change(folder, lambda content: [entry.update(iscrowd=1) for entry in content["annotations"][:2]])
     train, _, _ = open_coco(folder)
-    assert [image.id for image in train.trained_on(keep_empty=False).images] == [2, 3, 4, 5]  # image 1 has only crowds
+    chosen = train.for_training(keep_empty=False)
+    assert [image.id for image in chosen.images] == [2, 3, 4, 5]  # image 1 has only crowds
 
 
 def test_a_set_survives_pickling(folder):
@@ -269,7 +270,7 @@ def test_the_share_of_faults_refers_to_the_whole_file_after_a_split(tmp_path, mo
         (tmp_path / "images" / entry["file_name"]).unlink()
     train, val, _ = open_coco(tmp_path)
     assert [len(train), len(val)] == [77, 19]
-    for part in (train, val, train.trained_on(keep_empty=False)):
+    for part in (train, val, train.for_training(keep_empty=False)):
         if refused:
             with pytest.raises(UserError, match="4 of the 100 images"):
                 part.check_faults(most)

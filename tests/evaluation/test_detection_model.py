@@ -4,11 +4,10 @@ import pytest
 import torch
 from torchvision.models.detection import maskrcnn_resnet50_fpn
 
-from snclr.errors import UserError
 from snclr.evaluation.detection.batches import DetectionSteps, Sample
 from snclr.evaluation.detection.coco import open_coco
-from snclr.evaluation.detection.model import PaddedBatch, SeededSampler, build_detector, loss_counts, prepare
-from snclr.evaluation.detection.schedule import DetectSettings
+from snclr.evaluation.detection.model import PaddedBatch, SeededSampler, build_detector, loss_counts, training_inputs
+from snclr.evaluation.detection.settings import DetectSettings
 from snclr.models.encoders import build_encoder, resolve_encoder
 from tests.helpers import tiny_coco
 
@@ -57,20 +56,15 @@ def test_the_backbone_starts_from_the_weights_of_the_encoder():
         assert torch.equal(body[f"backbone.body.{key}"], value)
 
 
-def test_a_vit_is_refused():
-    with pytest.raises(UserError, match="vit_tiny is not a ResNet"):
-        build("vit_tiny", stem="auto")
-
-
 @pytest.mark.parametrize("empty", [(), (0,), (0, 1)])
 def test_every_weight_gets_a_finite_gradient_with_and_without_objects(tmp_path, empty):
-    coco = open_coco(tiny_coco.write(tmp_path))[0].trained_on(keep_empty=False)
+    coco = open_coco(tiny_coco.write(tmp_path))[0].for_training(keep_empty=False)
     samples = DetectionSteps(coco, TINY)[0].samples
     for row in empty:
         s = samples[row]
         samples[row] = Sample(s.number, s.image, s.boxes[:0], s.labels[:0], s.masks[:0], s.seeds)
     model = build().train()
-    losses = model(*prepare(model, samples, "cpu", (0, 0)))
+    losses = model(*training_inputs(model, samples, "cpu", (0, 0)))
     assert set(losses) == set(loss_counts(model))
     total = sum(losses.values())
     assert bool(total.isfinite())

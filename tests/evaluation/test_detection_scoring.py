@@ -42,9 +42,10 @@ def test_perfect_detections_have_ap_1(coco):
     assert score.numbers() == pytest.approx(
         dict.fromkeys(("AP_bb", "AP50_bb", "AP75_bb", "AP_mk", "AP50_mk", "AP75_mk"), 1.0)
     )
-    square, disc = score.classes
-    assert (square.name, square.objects, square.box, square.mask) == ("square", 2, 1.0, 1.0)
-    assert (disc.name, disc.objects, disc.box, disc.mask) == ("disc", 0, None, None)
+    assert score.classes == [
+        {"name": "square", "objects": 2, "box": pytest.approx(1.0), "mask": pytest.approx(1.0)},
+        {"name": "disc", "objects": 0, "box": None, "mask": None},
+    ]
 
 
 def test_one_of_two_objects_gives_51_of_101_recall_levels(coco):
@@ -102,7 +103,7 @@ def test_detections_inside_a_crowd_are_ignored(tmp_path):
     both = [detection(0, 1, 0.9, 45, 8, 10, 10), detection(0, 1, 0.5, 5, 30, 20, 20)]
     score = average_precision(coco, both)
     assert score.numbers()["AP_bb"] == pytest.approx(1.0)
-    assert score.classes[0].objects == 1
+    assert score.classes[0]["objects"] == 1
 
 
 def test_scores_match_pycocotools_on_files(tmp_path, capsys):

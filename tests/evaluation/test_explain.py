@@ -13,13 +13,14 @@ from PIL import Image
 import snclr
 from snclr.cli.main import main
 from snclr.data.decode import decode
-from snclr.data.transforms.views import eval_view, normalize
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import FORMS, SIDES, SoftNeighborLoss
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 from tests.helpers import tiny_run
 from tests.methods import naive
 
@@ -98,8 +99,8 @@ def test_the_loss_is_half_of_the_loss_in_training(images, form, tmp_path):
         warmup_epochs=0, times_2tau=True,
     )  # fmt: skip
     done = snclr.explain(run, images / "blue/blue_4.png", quiet=True)
-    method, config, _ = load_method(run)
-    x = normalize(eval_view(decode(images / "blue/blue_4.png"), config.image_size)[None])
+    method, config = load_trained_method(run)
+    x = normalize(center_crop(decode(images / "blue/blue_4.png"), config.image_size)[None])
     with torch.no_grad():
         own = sorted(path.name for path in (images / "blue").iterdir()).index("blue_4.png")  # blue comes first
         output = method((x, x), torch.tensor([own]), epoch=0)

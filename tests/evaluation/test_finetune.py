@@ -130,7 +130,7 @@ def test_the_result_has_its_protocol_and_its_list(run, images):
         "from the pre-trained encoder", "50% of the labels (20 images, class-balanced, seed 0)",
         "Nesterov momentum 0.9", "6 epochs of 2 steps", "batch 8",
         "learning rate 0.015625 for the encoder (0.5 × batch/256)", "cosine to 0",
-        "random resized crop and flip at 16 px", "held out", "3 classes", "1 images could not be read",
+        "random resized crop and flip at 16 px", "held out", "3 classes", "1 image could not be read",
     ):  # fmt: skip
         assert part in record["protocol"], part
     names = (run / "finetune-50pct-seed0.txt").read_text().splitlines()

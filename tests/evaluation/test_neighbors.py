@@ -12,9 +12,15 @@ from snclr.data.datasets.base import ArrayDataset, FileDataset
 from snclr.data.splits import Subset
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
-from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_rows, same_class_share
+from snclr.evaluation.retrieval.gallery import (
+    Gallery,
+    Queries,
+    class_names,
+    neighbor_purity,
+    neighbor_rows,
+    same_images,
+)
 from snclr.evaluation.retrieval.neighbors import pick_queries
-from snclr.evaluation.retrieval.query_images import class_names, same_images
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.methods.snclr.loss import positiveness
 
@@ -130,12 +136,12 @@ def test_folders_with_equal_names_differ_and_a_linked_folder_is_the_same(tmp_pat
     assert same_images(picked, linked)[0].tolist() == [2]
 
 
-def test_same_class_share_counts_labeled_pairs_by_rank() -> None:
+def test_neighbor_purity_counts_labeled_pairs_by_rank() -> None:
     def row(*same: bool | None) -> NeighborRow:
         return NeighborRow("q", 0, None, [Neighbor("c", 0, 1.0, 1.0, None, value) for value in same])
 
-    assert same_class_share([row(True, False, None), row(True, None), row(False, True, None)]) == [2 / 3, 0.5, None]
-    assert same_class_share([]) == []
+    assert neighbor_purity([row(True, False, None), row(True, None), row(False, True, None)]) == [2 / 3, 0.5, None]
+    assert neighbor_purity([]) == []
 
 
 def test_picked_queries_alternate_between_classes() -> None:

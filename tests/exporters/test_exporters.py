@@ -22,7 +22,7 @@ from snclr.cli.main import main
 from snclr.errors import UserError
 from snclr.exporters import to_folder, to_onnx, to_resnets
 from snclr.exporters.export import FORMATS, check_supported
-from snclr.exporters.to_resnets import Detectron2, detectron2_key, resnet_layout
+from snclr.exporters.to_resnets import detectron2_key, resnet_layout
 from snclr.models.encoders import TORCHVISION_RESNETS, build_encoder, resolve_encoder, state_on_meta
 
 
@@ -233,20 +233,6 @@ def test_detectron2_names_give_the_features_of_the_encoder(architecture, tmp_pat
     torch.testing.assert_close(detectron2_features(weights, images), encoder(images), rtol=1e-4, atol=1e-4)
 
 
-def test_some_names_of_resnet50_in_detectron2():
-    shapes = detectron2_shapes("resnet50")
-    assert len(shapes) == 53 * 6
-    assert shapes["stem.conv1.weight"] == (64, 3, 7, 7)
-    assert shapes["stem.conv1.norm.running_var"] == (64,)
-    assert shapes["res2.0.shortcut.weight"] == (256, 64, 1, 1)
-    assert shapes["res2.0.shortcut.norm.bias"] == (256,)
-    assert shapes["res3.0.conv2.weight"] == (128, 128, 3, 3)
-    assert shapes["res4.5.conv1.norm.weight"] == (256,)
-    assert shapes["res5.2.conv3.weight"] == (2048, 512, 1, 1)
-    assert "res2.1.shortcut.weight" not in shapes
-    assert "res5.3.conv1.weight" not in shapes
-
-
 def test_a_detectron2_file_opens_with_any_numpy_version(exports):
     item = find(exports, "resnet", "detectron2")
     content = item.path.read_bytes()
@@ -267,17 +253,6 @@ def test_a_detectron2_file_opens_with_any_numpy_version(exports):
     ]
     names = [code.name for code, _, _ in pickletools.genops(content) if code.name in ("GLOBAL", "STACK_GLOBAL")]
     assert names == ["STACK_GLOBAL"], "numpy.ndarray and no other name"
-
-
-def test_reading_a_detectron2_file_runs_no_code(tmp_path):
-    class Payload:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "mark"),)
-
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": Payload()}))
-    with pytest.raises(pickle.UnpicklingError, match="mkdir"):
-        Detectron2().load(tmp_path / "a.pkl")
-    assert not (tmp_path / "mark").exists()
 
 
 def test_onnx_takes_any_batch_size_and_describes_the_encoder(exports):

@@ -24,20 +24,16 @@ def test_a_folder_that_cannot_be_created_gives_the_advice(tmp_path):
         lock_folder(FileLock(tmp_path / "file" / ".lock"), "the task", "move it")
 
 
-def test_release_without_a_lock_does_nothing(tmp_path):
-    lock = FileLock(tmp_path / ".lock")
-    lock.release()
-    assert not lock.held
-
-
 def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path):
-    lock = FileLock(tmp_path / ".lock")
+    lock, other = FileLock(tmp_path / ".lock"), FileLock(tmp_path / ".lock")
+    lock.release()  # without a lock it does nothing
     assert lock.acquire()
     pid = os.fork()
-    if pid == 0:  # exit code 0 if the child neither holds the lock nor can take it
-        lock_is_free = lock.held or FileLock(tmp_path / ".lock").acquire()
+    if pid == 0:
         lock.release()  # must not release the lock of the parent
-        os._exit(int(lock_is_free or FileLock(tmp_path / ".lock").acquire()))
+        os._exit(int(other.acquire()))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert lock.held
+    assert not other.acquire()
     lock.release()
+    assert other.acquire()
+    other.release()

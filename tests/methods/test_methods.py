@@ -16,7 +16,8 @@ from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.datasets.base import ArrayDataset
 from snclr.data.datasets.demo import open_demo
 from snclr.data.loader import ViewLoader
-from snclr.data.transforms.views import eval_view, normalize
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.methods.config import METHODS, MethodName
 from snclr.runtime.settings import describe
@@ -25,7 +26,7 @@ from snclr.train.config import resolve, settings_for_method
 from snclr.train.metrics import read_metrics
 from snclr.train.optim import build_optimizer
 from snclr.train.pretrain import pretrain
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 SMALL = {
     "recipe": "demo", "image_size": 16, "hidden": 32, "dim": 16, "neighbors": 4, "queue_length": 40, "prototypes": 12,
@@ -165,7 +166,7 @@ def demo_images():
     """Return 2,048 demo images to train on, and all test images with their labels."""
     train, test = open_demo("train"), open_demo("test")
     dataset = ArrayDataset("subset", train.images[:2048], train.labels[:2048], train.classes)
-    test_images = normalize(np.stack([eval_view(image, SIDE) for image in test.images]))
+    test_images = normalize(np.stack([center_crop(image, SIDE) for image in test.images]))
     return dataset, test_images, torch.from_numpy(test.labels)
 
 
@@ -249,7 +250,7 @@ def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, images,
     lines = [[{**line, "timing": None} for line in read_metrics(run)] for run in (whole, cut)]
     assert lines[0] == lines[1]
     assert (cut / "encoder.safetensors").read_bytes() == (whole / "encoder.safetensors").read_bytes()
-    method, config, _ = load_method(cut)
+    method, config = load_trained_method(cut)
     assert config.method == name
     assert all(torch.equal(value, resumed.tensors[f"method/{key}"]) for key, value in method.state_dict().items())
     if name != "snclr":

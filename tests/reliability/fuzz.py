@@ -27,16 +27,16 @@ from snclr.checkpoint import format as module
 from snclr.checkpoint.encoder_file import load_encoder, save_encoder
 from snclr.checkpoint.foreign import read_weights
 from snclr.checkpoint.format import load_checkpoint, save_checkpoint
-from snclr.data.datasets import folder_index
+from snclr.data.datasets import folder as folders
 from snclr.data.datasets.base import open_dataset
-from snclr.data.datasets.folder_index import list_images
+from snclr.data.datasets.folder import list_images
 from snclr.data.decode import BadImage
 from snclr.data.shards.index import PackedNames, ShardIndex
 from snclr.data.shards.manifest import INDEX, MANIFEST, Manifest, ShardEntry, write_manifest
 from snclr.errors import UserError
 from snclr.models.encoders import EncoderSpec, resolve_encoder
 from snclr.train.metrics import read_metrics
-from snclr.train.run_loader import resume_config
+from snclr.train.saved_run import config_for_resume
 from tests.reliability.harness import SETTINGS, Workshop
 from tests.reliability.payloads import _resign
 
@@ -241,7 +241,7 @@ def _settings(work: Path, chance: random.Random) -> None:
         except yaml.YAMLError:
             data = repr(values).encode(errors="surrogatepass")
     (work / "config.yaml").write_bytes(data)
-    resume_config({"out": str(work), "resume": True})
+    config_for_resume({"out": str(work), "resume": True})
 
 
 def _metrics(work: Path, chance: random.Random) -> None:
@@ -351,7 +351,7 @@ def _tars(work: Path, chance: random.Random) -> None:
 def _folder_index(work: Path, chance: random.Random) -> None:
     """Mutate the cached index of a folder. With a wrong hash it must not be used."""
     top = work / "tree"
-    smallest, folder_index.MIN_FILES = folder_index.MIN_FILES, 0
+    smallest, folders.MIN_FILES = folders.MIN_FILES, 0
     try:
         with _cache(str(work / "cache")):
             if not top.exists():
@@ -374,7 +374,7 @@ def _folder_index(work: Path, chance: random.Random) -> None:
             found = list_images(top)
             assert signed or found == ["a/1.png", "a/2.png", "b/3.png"], found
     finally:
-        folder_index.MIN_FILES = smallest
+        folders.MIN_FILES = smallest
 
 
 CASES: dict[str, Callable[[Path, random.Random], None]] = {

@@ -115,7 +115,7 @@ def not_finite(what: str, step: int, rank: int, value: str, notes: str) -> None:
         try:
             fit(trainer, checkpoint)
         except Exception:
-            tensors = {f"method/{name}": tensor for name, tensor in trainer.task.core.state_dict().items()}
+            tensors = {f"method/{name}": tensor for name, tensor in trainer.task.module.state_dict().items()}
             (Path(notes) / f"{own_rank}.weights").write_text(weights_digest(tensors))
             barrier()  # torchrun ends all ranks when the first one ends
             raise

@@ -5,16 +5,16 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.reports import page as page_module
-from snclr.reports.embedding_map import TILE, EmbeddingMap
-from snclr.reports.page import Gallery, GalleryImage, Page, render
+from snclr.reports.embedding_map import TILE, build_map
+from snclr.reports.page import Gallery, Page, render
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.chromium import Tab, find_chromium, open_tab
 from tests.helpers.visit import hostile, requests, use
@@ -54,23 +54,23 @@ def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
-def a_page(names: list[str], **changes: Any) -> Page:
+def a_page(names: list[str], classes: list[str] | None = None) -> Page:
     used = [names[n % len(names)] for n in range(max(12, len(names)))]
-    near = [GalleryImage(one, one, IMAGE_URI, 1.0 - n / 10, 0.8, n % 2 == 0) for n, one in enumerate(used[:5])]
+    near = [Neighbor(one, n, 0.8, 1.0 - n / 10, one, n % 2 == 0) for n, one in enumerate(used[:5])]
+    rows = [NeighborRow(one, n, one, near) for n, one in enumerate(used)]
     angle = np.linspace(0, 5, len(used))
-    full = Page(
+    return Page(
         names[0], "0.1.0", complete=True, settings={"epochs": 5, "data": used[0], used[1]: used[2], "method": used[0],
         "encoder": used[1]}, records=[{"step": 10 * n, "epoch": n / 2, "loss": 9.0 - n} for n in range(1, 9)],
         results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
         skipped=[{"key": one, "reason": one} for one in used],
-        gallery=Gallery([(GalleryImage(one, one, IMAGE_URI), near) for one in used], used[0], [0.5]),
+        gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5]),
         alerts=used[:2],
-        map=EmbeddingMap(
-            np.stack([np.cos(angle), np.sin(angle)], 1), used, list(used),
+        map=build_map(
+            np.stack([np.cos(angle), np.sin(angle)], 1), used, classes or used,
             np.full((len(used), TILE, TILE, 3), 200, np.uint8), used[0],
         ),
     )  # fmt: skip
-    return replace(full, **changes)
 
 
 def test_hostile_names_neither_run_nor_load_anything(tab: Tab, server: tuple[str, list[str]], tmp_path: Path) -> None:
@@ -124,9 +124,7 @@ def test_hovering_over_a_chart_shows_step_epoch_and_value(tab: Tab, tmp_path: Pa
 def test_hovering_over_the_map_shows_name_class_and_thumbnail(tab: Tab, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     names = [f"image-{n}.jpg" for n in range(12)]
-    page = a_page(names)
-    assert isinstance(page.map, EmbeddingMap)
-    path.write_text(render(replace(page, map=replace(page.map, classes=["cat", "dog"] * 6))))
+    path.write_text(render(a_page(names, ["cat", "dog"] * 6)))
     tab.open(path.as_uri(), height=2000)
     tab.run("document.querySelector('.map').scrollIntoView({behavior: 'instant'})")
     dot = "document.querySelectorAll('.map circle')[{}].getBoundingClientRect()"

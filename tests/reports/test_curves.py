@@ -37,36 +37,33 @@ def chart_of(values: list[Any], name: str = "loss") -> Chart:
     return chart
 
 
-def lines_of(path: str, chart: Chart) -> list[list[tuple[float, float]]]:
-    """Return the connected lines of a path in axis units."""
-    (x0, x1), (y0, y1) = chart.x_range, chart.y_range
-    lines = []
-    for part in path.split("M")[1:]:
-        pairs = [pair.split() for pair in part.replace("l0 0", "").split("L")]
-        lines.append([
-            (
-                x0 + (float(x) - LEFT) / (WIDTH - LEFT - RIGHT) * (x1 - x0),
-                y0 + (HEIGHT - BOTTOM - float(y)) / (HEIGHT - TOP - BOTTOM) * (y1 - y0),
-            )
-            for x, y in pairs
-        ])  # fmt: skip
-    return lines
+def lines_of(path: str) -> list[list[tuple[float, float]]]:
+    """Return the connected lines of a path in viewBox units."""
+    parts = [part.replace("l0 0", "").split("L") for part in path.split("M")[1:]]
+    return [[(float(x), float(y)) for x, y in (pair.split() for pair in part)] for part in parts]
+
+
+def values_of(line: list[tuple[float, float]], low: float, high: float) -> list[float]:
+    """Return the values of a line from its heights, if its lowest point is `low` and its highest `high`."""
+    heights = [-y for _, y in line]
+    extent = max(heights) - min(heights) or 1.0
+    return [low + (height - min(heights)) / extent * (high - low) for height in heights]
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=50))
 def test_the_curve_goes_through_the_logged_values(values: list[float]) -> None:
     chart = chart_of(values)
-    (line,) = lines_of(chart.path, chart)
-    height = max(values) - min(values) or abs(values[0]) or 1.0
-    assert [x for x, _ in line] == pytest.approx([n / 4 for n in range(1, len(values) + 1)], abs=0.01 * len(values))
-    assert [y for _, y in line] == pytest.approx(values, abs=0.001 * height)
+    (line,) = lines_of(chart.path)
+    steps = np.arange(1, len(values) + 1)
+    assert [x for x, _ in line] == pytest.approx(LEFT + steps / len(values) * (WIDTH - LEFT - RIGHT), abs=0.01)
+    assert values_of(line, min(values), max(values)) == pytest.approx(values, abs=0.001 * (max(values) - min(values)))
+    assert list(zip(chart.points["x"], chart.points["y"], strict=True)) == [pytest.approx(p, abs=0.01) for p in line]
     assert chart.points["value"] == [pytest.approx(value, rel=1e-5) for value in values]
     assert chart.points["step"] == [10 * n for n in range(1, len(values) + 1)]
     for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", chart.path):
         assert LEFT - 0.01 <= float(x) <= WIDTH - RIGHT + 0.01
         assert TOP - 0.01 <= float(y) <= HEIGHT - BOTTOM + 0.01
-    for position, _ in chart.y_ticks:
-        assert TOP - 0.01 <= position <= HEIGHT - BOTTOM + 0.01
+    assert all(TOP - 0.01 <= y <= HEIGHT - BOTTOM + 0.01 for y, _ in chart.y_ticks)
     assert len(chart.y_ticks) <= 5
     assert len(chart.x_ticks) <= 6
 
@@ -74,10 +71,10 @@ def test_the_curve_goes_through_the_logged_values(values: list[float]) -> None:
 def test_the_smoothed_line_is_the_mean_over_the_stated_window() -> None:
     values = [float(n % 7) for n in range(605)]
     chart = chart_of(values)
-    (line,) = lines_of(chart.smoothed_path, chart)
+    (line,) = lines_of(chart.smoothed_path)
     assert len(line) == 60
     expected = [sum(values[10 * n : 10 * n + 10]) / 10 for n in range(60)]
-    assert [y for _, y in line] == pytest.approx(expected, abs=0.05)
+    assert values_of(line, min(expected), max(expected)) == pytest.approx(expected, abs=0.05)
     assert smooth(*read_series(records(values), METRICS[0])[1:])[1] == pytest.approx(expected)  # type: ignore[index]
     assert "mean over 10 logged steps" in describe_lines([chart])
     assert "Bold" not in describe_lines([chart_of(values[:100])])
@@ -108,9 +105,12 @@ def test_a_long_run_is_downsampled_and_keeps_its_spike() -> None:
 
 def test_non_finite_values_are_gaps_and_counted() -> None:
     chart = chart_of([3.0, 2.0, None, 4.0, "x", True, 5.0])
-    assert [[round(y, 2) for _, y in line] for line in lines_of(chart.path, chart)] == [[3.0, 2.0], [4.0], [5.0]]
+    lines = lines_of(chart.path)
+    assert [len(line) for line in lines] == [2, 1, 1]
+    points = [point for line in lines for point in line]
+    assert values_of(points, 2.0, 5.0) == pytest.approx([3.0, 2.0, 4.0, 5.0], abs=0.01)
     assert chart.points["value"] == [3.0, 2.0, None, 4.0, None, None, 5.0]
-    assert "3 values were not finite" in chart.caption
+    assert chart.caption.endswith("not finite (gaps): 3")
 
 
 def test_metrics_that_were_not_logged_have_no_chart() -> None:
@@ -124,7 +124,7 @@ def test_metrics_that_were_not_logged_have_no_chart() -> None:
 
 def test_shares_start_at_zero_and_are_shown_in_percent() -> None:
     chart = chart_of([0.25, 0.5], "same_class")
-    assert chart.y_range[0] == 0
+    assert chart.y_ticks[0] == (HEIGHT - BOTTOM, "0 %")
     assert chart.last == "50.0%"
     assert chart.points["share"] is True
 

@@ -5,16 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snclr.reports.embedding_map import COLORS, TILE, EmbeddingMap, map_view, project
+from snclr.reports.embedding_map import COLORS, TILE, EmbeddingMap, build_map, project
 from snclr.reports.text import visible
 from tests.helpers.report_page import HOSTILE
 
 
-def a_map(classes: list[str | None] | None, count: int | None = None, *, tiles: bool = True) -> EmbeddingMap:
-    n = len(classes) if classes is not None else count or 5
-    points = np.random.default_rng(0).normal(size=(n, 2)) * [4.0, 1.0]
+def points(n: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(n, 2)) * [4.0, 1.0]
+
+
+def a_map(classes: list[str | None] | None, count: int = 5, *, tiles: bool = True) -> EmbeddingMap:
+    n = count if classes is None else len(classes)
     thumbnails = np.zeros((n, TILE, TILE, 3), np.uint8) if tiles else None
-    return EmbeddingMap(points, [f"image {i}" for i in range(n)], classes, thumbnails, "protocol")
+    return build_map(points(n), [f"image {i}" for i in range(n)], classes, thumbnails, "protocol")
 
 
 @given(st.integers(3, 40), st.integers(2, 12), st.integers(0, 9))
@@ -47,27 +50,27 @@ def test_the_projection_is_deterministic_and_independent_of_image_order() -> Non
 
 @pytest.mark.parametrize("features", [np.ones((5, 4)), np.arange(5.0)[:, None], np.zeros((3, 1))])
 def test_features_of_rank_below_two_can_be_projected(features: np.ndarray) -> None:
-    points, shares = project(features)
-    assert points.shape == (len(features), 2)
-    assert np.isfinite(points).all()
+    projected, shares = project(features)
+    assert projected.shape == (len(features), 2)
+    assert np.isfinite(projected).all()
     assert all(0 <= share <= 1 + 1e-12 for share in shares)
-    view = map_view(EmbeddingMap(points, ["k"] * len(features), None, None, ""))
+    view = build_map(projected, ["k"] * len(features), None, None, "")
     assert np.isfinite([dot[:2] for dot in view.dots]).all()
 
 
 def test_dots_keep_the_aspect_ratio_of_the_points() -> None:
-    embedding = a_map(["a", "b"] * 20)
-    dots = np.array([dot[:2] for dot in map_view(embedding).dots])
+    dots = np.array([dot[:2] for dot in a_map(["a", "b"] * 20).dots])
     assert (dots >= 10).all()
     assert (dots <= [990, 610]).all()
-    scale = np.ptp(dots[:, 0]) / np.ptp(embedding.points[:, 0])
-    expected = (embedding.points - embedding.points[0]) * scale * [1, -1] + dots[0]
+    projected = points(40)
+    scale = np.ptp(dots[:, 0]) / np.ptp(projected[:, 0])
+    expected = (projected - projected[0]) * scale * [1, -1] + dots[0]
     assert dots == pytest.approx(expected, abs=0.3)
 
 
 def test_dots_have_the_colors_of_the_legend() -> None:
     classes = ["cat", "dog", None, "cat", "ant"]
-    view = map_view(a_map(classes))
+    view = a_map(classes)
     assert [color for _, _, color, _ in view.dots] == ["c1", "c2", "cn", "c1", "c0"]
     assert view.legend == [("ant", "c0", 1), ("cat", "c1", 2), ("dog", "c2", 1), ("no class", "cn", 1)]
     assert view.data["classes"] == classes
@@ -76,14 +79,14 @@ def test_dots_have_the_colors_of_the_legend() -> None:
 
 def test_rare_classes_share_a_color() -> None:
     classes: list[str | None] = [f"class {i:03d}" for i in range(40) for _ in range(1 + (i < COLORS))]
-    view = map_view(a_map(classes))
+    view = a_map(classes)
     assert len(view.legend) == COLORS + 1
     assert view.legend[-1] == (f"{40 - COLORS} other classes", "cn", 40 - COLORS)
     assert [color for _, _, color, _ in view.dots].count("cn") == 40 - COLORS
 
 
 def test_an_unlabeled_map_has_no_legend() -> None:
-    view = map_view(a_map(None, 7, tiles=False))
+    view = a_map(None, 7, tiles=False)
     assert [color for _, _, color, _ in view.dots] == ["c0"] * 7
     assert not view.legend
     assert view.data["classes"] is None
@@ -91,7 +94,6 @@ def test_an_unlabeled_map_has_no_legend() -> None:
 
 
 def test_names_are_made_visible() -> None:
-    points = a_map(list(HOSTILE)).points
-    view = map_view(EmbeddingMap(points, list(HOSTILE), list(HOSTILE), None, ""))
+    view = build_map(points(len(HOSTILE)), HOSTILE, list(HOSTILE), None, "")
     assert [title for *_, title in view.dots] == [f"{visible(one)} · {visible(one)}" for one in HOSTILE]
     assert view.data["names"] == [visible(one) for one in HOSTILE]

@@ -1,4 +1,4 @@
-"""Which device a word means, on machines that are made up here."""
+"""The choice of a device on simulated machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snclr.errors import UserError
-from snclr.runtime.device import devices_here, pick_device
+from snclr.runtime.device import available_devices, pick_device
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, mps: bool) -> None:
@@ -16,25 +16,25 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, mps: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "mps", "auto", "here"),
+    ("gpus", "mps", "auto", "available"),
     [(0, False, "cpu", ["cpu"]), (0, True, "mps", ["mps", "cpu"]), (2, False, "cuda", ["cuda:0", "cuda:1", "cpu"])],
 )
-def test_auto_is_the_best_there_is_and_all_that_is_here_is_accepted(monkeypatch, gpus, mps, auto, here):
+def test_auto_is_the_best_device_and_every_available_one_is_accepted(monkeypatch, gpus, mps, auto, available):
     machine(monkeypatch, gpus, mps)
-    assert devices_here() == here
+    assert available_devices() == available
     assert pick_device("auto") == auto
-    assert [pick_device(name) for name in here] == here
+    assert [pick_device(name) for name in available] == available
     assert pick_device(auto) == auto
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "mps", "meta", "xla", "cuda:x", "cpu:1", "", "cuda:-1"])
-def test_what_is_not_here_is_refused_with_what_is(monkeypatch, device):
+def test_a_missing_device_is_refused_with_the_available_ones(monkeypatch, device):
     machine(monkeypatch, 0, False)
-    with pytest.raises(UserError, match=r"give auto, or one that is: cpu$"):
+    with pytest.raises(UserError, match=r"choose auto or one of cpu$"):
         pick_device(device)
 
 
-def test_a_gpu_too_many_and_other_ways_to_say_the_first(monkeypatch):
+def test_gpus_are_counted_and_index_0_may_be_omitted(monkeypatch):
     machine(monkeypatch, 2, True)
     with pytest.raises(UserError, match="cuda:0, cuda:1, mps, cpu"):
         pick_device("cuda:2")

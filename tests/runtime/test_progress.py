@@ -1,4 +1,4 @@
-"""The same facts on a terminal and in a log file."""
+"""Progress on a terminal and in a log file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from snclr.runtime.progress import Progress
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock that a test sets."""
 
     now = 1000.0
 
@@ -29,7 +29,7 @@ def plain(total: int | None = 1000, **options: object) -> tuple[Progress, Clock,
     return Progress("pretrain", total, stream=stream, clock=clock, **options), clock, stream  # type: ignore[arg-type]
 
 
-def test_a_plain_line_holds_all_the_facts() -> None:
+def test_a_plain_line_has_everything() -> None:
     progress, clock, stream = plain()
     with progress:
         clock.now += 2
@@ -37,7 +37,7 @@ def test_a_plain_line_holds_all_the_facts() -> None:
     assert stream.getvalue() == ("pretrain: 10% · 50 images/s · 0:00:18 left · data wait 25% · loss 3.142 · kNN 61.2\n")
 
 
-def test_lines_come_first_then_at_the_interval_and_once_at_the_end() -> None:
+def test_lines_are_printed_at_the_start_at_the_interval_and_at_the_end() -> None:
     progress, clock, stream = plain(interval=10)
     with progress:
         for _ in range(100):
@@ -48,17 +48,20 @@ def test_lines_come_first_then_at_the_interval_and_once_at_the_end() -> None:
     assert shown == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
 
 
-def test_time_left_is_right_straight_after_a_resume() -> None:
-    progress, clock, _ = plain(initial=900)
+def test_items_done_before_do_not_count_for_the_rate() -> None:
+    progress, clock, _ = plain(done=900)
     with progress:
         clock.now += 1
         progress.update(10)
         assert progress.rate == 10
         assert progress.seconds_left == 9
         assert progress.facts().startswith("91% · 10 images/s · 0:00:09 left")
+        progress.done += 50  # e.g. read from a cache
+        progress.update(10)
+        assert progress.rate == 20
 
 
-def test_rate_and_wait_share_follow_the_present() -> None:
+def test_rate_and_wait_share_are_those_of_the_last_minute() -> None:
     progress, clock, _ = plain(total=10**6)
     with progress:
         for _ in range(200):
@@ -82,7 +85,7 @@ def test_slow_updates_still_have_a_rate() -> None:
         assert progress.rate == pytest.approx(0.01)
 
 
-def test_what_is_unknown_is_left_out() -> None:
+def test_unknown_parts_are_omitted() -> None:
     progress, clock, _ = plain(total=None, unit="files")
     assert progress.facts() == "0 files"
     progress.update(3)
@@ -113,7 +116,7 @@ def test_say_and_quiet() -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_terminal_that_goes_away_does_not_end_the_job() -> None:
+def test_a_closed_terminal_does_not_end_the_job() -> None:
     progress, _, stream = plain()
     stream.close()
     progress.update(10)
@@ -135,7 +138,7 @@ def test_rich_is_not_imported_for_plain_lines() -> None:
 ON_TERMINAL = """
 import sys
 from snclr.runtime.progress import Progress
-with Progress("pretrain", 1000, initial=500) as progress:
+with Progress("pretrain", 1000, done=500) as progress:
     progress.update(250, 0.5, 1.5, {"loss": 3.14159})
     progress.say("checkpoint [saved]")
     print("a warning", file=sys.stderr)
@@ -144,7 +147,7 @@ with Progress("pretrain", 1000, initial=500) as progress:
 
 
 def on_terminal(tmp_path: Path, **environment: str) -> tuple[str, str]:
-    """Run with stderr on a terminal of 80 columns and stdout elsewhere; what each got."""
+    """Run with stderr on a terminal of 80 columns and stdout in a file; return the output of both."""
     ours, theirs = pty.openpty()
     env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM")}
     env |= {"TERM": "xterm-256color", "COLUMNS": "80", **environment}
@@ -155,7 +158,7 @@ def on_terminal(tmp_path: Path, **environment: str) -> tuple[str, str]:
     try:
         while chunk := os.read(ours, 4096):
             shown += chunk
-    except OSError:  # Linux's way of saying that the other end is closed
+    except OSError:  # Linux raises it when the other end is closed
         pass
     os.close(ours)
     assert child.wait(60) == 0, shown.decode()

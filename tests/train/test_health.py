@@ -10,9 +10,9 @@ from snclr.train.health import (
     effective_rank,
     feature_spread,
     health,
+    neighbor_purity,
     positiveness_entropy,
     queue_knn,
-    same_class_share,
 )
 from tests.methods import naive
 
@@ -41,11 +41,11 @@ def test_positiveness_entropy_is_one_for_equal_weights_and_zero_for_a_single_one
     assert math.isnan(positiveness_entropy(equal, torch.zeros_like(mask)))
 
 
-def test_class_shares_count_only_neighbors_with_a_known_class():
+def test_neighbor_purity_counts_only_neighbors_with_a_known_class():
     labels = torch.tensor([0, 1, -1])
     neighbor_labels = torch.tensor([[0, 1, -1], [1, 1, 0], [0, 0, 0]])
     mask = torch.tensor([[True, True, True], [True, True, False], [True, True, True]])
-    assert same_class_share(labels, neighbor_labels, mask) == pytest.approx(3 / 4)
+    assert neighbor_purity(labels, neighbor_labels, mask) == pytest.approx(3 / 4)
 
 
 def test_queue_knn_is_the_accuracy_of_the_weighted_vote():

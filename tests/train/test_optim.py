@@ -1,12 +1,10 @@
 import copy
 import io
-import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from snclr.errors import UserError
 from snclr.train.optim import LARS, build_optimizer, scaled_lr, takes_decay
 
 LR, DECAY, MOMENTUM, TRUST = 0.3, 1e-2, 0.9, 0.001
@@ -130,47 +128,15 @@ def test_no_decay_group_is_not_decayed():
             assert torch.equal(p.data, before[name])
 
 
-def test_settings_are_passed_to_the_optimizer():
+def test_each_name_gives_its_optimizer_with_the_momentum_of_the_papers():
     parameters = list(network().named_parameters())
-    adamw = build_optimizer("adamw", parameters, lr=0.1, weight_decay=0.0, betas=(0.8, 0.95))
-    sgd = build_optimizer("sgd", parameters, lr=0.2, weight_decay=0.0, momentum=0.7)
-    lars = build_optimizer("lars", parameters, lr=0.3, weight_decay=0.0, momentum=0.6)
-    assert isinstance(adamw, torch.optim.AdamW)
-    assert adamw.param_groups[1]["betas"] == (0.8, 0.95)
-    assert isinstance(sgd, torch.optim.SGD)
-    assert (sgd.param_groups[0]["lr"], sgd.param_groups[0]["momentum"]) == (0.2, 0.7)
-    assert isinstance(lars, LARS)
-    assert (lars.param_groups[0]["lr"], lars.param_groups[0]["momentum"], lars.param_groups[0]["trust"]) == (
-        0.3,
-        0.6,
-        0.001,
-    )
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"name": "adam"}, "lars, adamw, sgd"),
-        ({"lr": math.nan}, "learning rate"),
-        ({"lr": -1.0}, "learning rate"),
-        ({"weight_decay": math.inf}, "weight decay"),
-        ({"momentum": 1.0}, "momentum"),
-        ({"betas": (0.9, 1.0)}, "second beta"),
-    ],
-)
-def test_invalid_settings_are_refused(bad, message):
-    settings = {"name": "sgd", "lr": 0.1, "weight_decay": 0.0} | bad
-    with pytest.raises(UserError, match=message):
-        build_optimizer(settings.pop("name"), network().named_parameters(), **settings)
-
-
-def test_a_frozen_network_is_refused():
-    with pytest.raises(UserError, match="frozen"):
-        build_optimizer("sgd", network().requires_grad_(False).named_parameters(), lr=0.1, weight_decay=0.0)
+    made = {name: build_optimizer(name, parameters, lr=0.1, weight_decay=0.0) for name in ("lars", "adamw", "sgd")}
+    assert [type(optimizer) for optimizer in made.values()] == [LARS, torch.optim.AdamW, torch.optim.SGD]
+    assert (made["lars"].defaults["momentum"], made["lars"].defaults["trust"]) == (0.9, 0.001)
+    assert made["adamw"].defaults["betas"] == (0.9, 0.999)
+    assert made["sgd"].defaults["momentum"] == 0.9
 
 
 def test_the_learning_rate_scales_linearly_with_the_batch():
     assert scaled_lr(0.3, 4096) == pytest.approx(4.8)
     assert scaled_lr(1.5e-4, 256) == 1.5e-4
-    with pytest.raises(UserError, match="0"):
-        scaled_lr(0.3, 0)

@@ -13,9 +13,9 @@ from snclr import UserError
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.loader import Batch, ViewLoader
 from snclr.train import pretrain_task
-from snclr.train.build import build_method
+from snclr.train.build import build_method, encoder_spec
 from snclr.train.metrics import read_metrics
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 from tests.helpers.state_digest import digest
 
 TINY = {
@@ -60,21 +60,16 @@ def test_a_run_writes_all_documented_files(images, tmp_path):
     assert saved["resume"] is False
     encoder, spec = snclr.load_encoder(out)
     assert encoder(torch.zeros(1, 3, 16, 16)).shape == (1, spec.num_features)
-    method, _, _ = load_method(out)
+    method, _ = load_trained_method(out)
     assert len(method.queue) == 20  # the queue is part of the run
     assert torch.equal(method.encoder.state_dict()["conv1.weight"], encoder.state_dict()["conv1.weight"])
 
 
 def test_a_run_is_determined_by_settings_and_seed(images, tmp_path):
     digests = {}
-    for name, changes in {
-        "a": {},
-        "b": {},
-        "c": {"seed": 1},
-        "d": {"preset": "released"},
-        "e": {"sides": "neither"},
-    }.items():
-        snclr.pretrain(data=images, out=str(tmp_path / name), **{**TINY, **changes})
+    changes = {"a": {}, "b": {}, "c": {"seed": 1}, "d": {"preset": "released"}, "e": {"sides": "neither"}}
+    for name, changed in changes.items():
+        snclr.pretrain(data=images, out=str(tmp_path / name), **{**TINY, **changed})
         digests[name] = end_digest(tmp_path / name)
     assert digests["a"] == digests["b"]
     assert len(set(digests.values())) == 4
@@ -99,8 +94,8 @@ def test_training_runs_with_each_option(images, tmp_path, changes):
     lines = read_metrics(tmp_path / "run")
     assert all(np.isfinite(line["loss"]) for line in lines)
     assert "nonfinite" not in lines[-1]
-    method, config, spec = load_method(tmp_path / "run")
-    before, after = build_method(config, spec).encoder.state_dict(), method.encoder.state_dict()
+    method, config = load_trained_method(tmp_path / "run")
+    before, after = build_method(config, encoder_spec(config)).encoder.state_dict(), method.encoder.state_dict()
     still = {name for name in before if torch.equal(before[name], after[name])}
     assert ("patch_embed.proj.weight" in still) is bool(changes.get("freeze_patch_embed"))
     assert len(still) < len(before) / 2
@@ -149,7 +144,7 @@ def test_a_nonfinite_loss_stops_before_the_update(images, tmp_path, monkeypatch)
 
 
 def test_collapsed_features_print_a_warning(images, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretrain_task, "collapsed", lambda values, highest_rank: True)
+    monkeypatch.setattr(pretrain_task, "collapsed", lambda values, max_rank: True)
     snclr.pretrain(data=images, out=str(tmp_path / "run"), **{**TINY, "quiet": False})
     assert capsys.readouterr().err.count("the features have collapsed") == 1
     assert "the features have collapsed" in (tmp_path / "run" / "train.log").read_text()

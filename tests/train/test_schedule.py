@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snclr.errors import UserError
 from snclr.train.schedule import warmup_cosine
 
 
@@ -26,10 +25,8 @@ def test_without_warmup_the_first_rate_is_the_peak():
     assert warmup_cosine(0, total_steps=5, warmup_steps=0, peak=0.5) == 0.5
 
 
-def test_warmup_may_be_as_long_as_the_training_but_not_longer():
+def test_warmup_may_be_as_long_as_the_training():
     assert warmup_cosine(4, total_steps=5, warmup_steps=5, peak=1.0, start=0.0) == pytest.approx(0.8)
-    with pytest.raises(UserError, match="longer than the training"):
-        warmup_cosine(0, total_steps=5, warmup_steps=6, peak=1.0)
 
 
 @given(
@@ -51,17 +48,3 @@ def test_rates_rise_then_fall_within_bounds(total, peak, start, end_share, data)
         assert now <= then + slack
     if step >= warmup:
         assert now >= then - slack
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"total_steps": 0}, {"warmup_steps": -1}, {"peak": math.nan}, {"peak": math.inf}, {"end": 2.0}, {"start": -1.0}],
-)
-def test_invalid_settings_are_refused(bad):
-    with pytest.raises(UserError):
-        warmup_cosine(0, **({"total_steps": 10, "warmup_steps": 0, "peak": 1.0} | bad))
-
-
-def test_a_negative_step_is_refused():
-    with pytest.raises(UserError, match="-1"):
-        warmup_cosine(-1, total_steps=10, warmup_steps=0, peak=1.0)

@@ -36,7 +36,7 @@ class DemoResult:
     """Scores of the trained encoder, the untrained encoder and the raw pixels."""
     figure: str
     report: str
-    same_class_by_rank: list[float]
+    neighbor_purity: list[float]
     """Share of the 1st, 2nd, ... neighbors that have the image's class."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def demo(
         "raw pixels": _score([pixel_features(images, spec.image_size) for images in sets]),
     }
     neighbors = snclr.neighbors(out, rows=6, k=5, seed=seed, quiet=True)
-    shares = [share for share in neighbors.same_class_by_rank if share is not None]
+    shares = [share for share in neighbors.neighbor_purity if share is not None]
     report = snclr.report(out, rows=6, k=5, seed=seed, quiet=True)
     return DemoResult(
         str(out), time.monotonic() - start, (len(train), len(test)), train.classes, table,

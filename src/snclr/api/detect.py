@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from snclr.evaluation.detection.results import DetectResult
+
+@dataclass(frozen=True)
+class DetectResult:
+    """Average precision of a detector as recorded in results.jsonl; shares in [0, 1], None without objects."""
+
+    kind: str
+    time: str
+    """When the result was recorded (ISO 8601, UTC)."""
+    numbers: dict[str, float | None]
+    """AP, AP50 and AP75 of boxes (_bb) and masks (_mk)."""
+    protocol: str
+    start: str
+    """Where the initial weights come from."""
+    settings: dict[str, Any]
+    detector: str
+    """Folder of the trained detector."""
+    boxes: dict[str, float | None]
+    masks: dict[str, float | None]
+    classes: Sequence[dict[str, Any]]
+    detections: int
+    faults: int
+    """Problems in annotations and images."""
+    faults_file: str | None
+    figure: str | None
+    model_sha256: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record in results.jsonl."""
+        return asdict(self)
 
 
 def detect(
@@ -16,18 +46,6 @@ def detect(
     init: str = "run",
     encoder: str | None = None,
     recipe: Literal["1x", "2x", "cpu"] = "1x",
-    iterations: int | None = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    weight_decay: float | None = None,
-    short_side: str | tuple[int, int] | None = None,
-    long_side: int | None = None,
-    width: int | None = None,
-    rois: int | None = None,
-    proposals: int | None = None,
-    anchor: int | None = None,
-    keep_empty: bool | None = None,
-    seed: int | None = None,
     train_annotations: str | Path | None = None,
     val_annotations: str | Path | None = None,
     images: str | Path | None = None,
@@ -42,30 +60,19 @@ def detect(
     nodes: int = 1,
     precision: Literal["32", "bf16", "16"] = "32",
     quiet: bool = False,
+    **settings: Any,
 ) -> DetectResult:
     """Fine-tune Mask R-CNN with the run's encoder as backbone and evaluate it on a COCO dataset.
 
-    The result is also appended to RUN/results.jsonl. Settings left at None are those of the recipe. A stop (Ctrl-C,
-    SIGTERM) saves and raises StopRequested; the same call continues.
+    The result is also appended to RUN/results.jsonl. A stop (Ctrl-C, SIGTERM) saves and raises StopRequested; the same
+    call continues.
 
     Args:
         run: Run directory, the --out of snclr pretrain; results are written there.
         data: Folder with COCO annotation files and images.
         init: Initial weights of the backbone: run, random, or a weights file.
-        encoder: ResNet to use instead of the run's encoder; requires --init random or a weights file.
+        encoder: A ResNet to use instead of the run's encoder; requires --init random or a weights file.
         recipe: Schedule and detector: the standard 1x or 2x, or cpu, a small detector that trains in minutes.
-        iterations: Training steps; 90,000 in 1x.
-        batch_size: Images per step, over all ranks; 16 in 1x.
-        lr: Learning rate for 16 images, × batch/16; 0.02 in 1x.
-        weight_decay: Weight decay of all weights; 1e-4 in 1x.
-        short_side: Pixels of the short side, or a range to draw from in training, such as 640-800.
-        long_side: Maximum pixels of the long side; 1333 in 1x.
-        width: Channels of the feature pyramid and the heads; 256 in 1x.
-        rois: Regions per image that train the box head; 512 in 1x.
-        proposals: Proposals per image in training; 2000 in 1x.
-        anchor: Side of the smallest anchors in pixels; 32 in 1x.
-        keep_empty: Also train on images without objects.
-        seed: Seed of new weights, order, sizes and flips (default: 0).
         train_annotations: Annotation file of the training images, if it does not have a standard name.
         val_annotations: Annotation file of the validation images, if it does not have a standard name.
         images: Folder of the images, if it does not have a standard name.
@@ -76,29 +83,27 @@ def detect(
         draw_score: Minimum score of the drawn predictions.
         workers: Dataloader worker processes per rank.
         accelerator: auto, cpu or cuda.
-        devices: Ranks on this node: a number, or auto for all GPUs.
-        nodes: Number of nodes.
+        devices: Devices per machine, with one rank each: a number, or auto for all GPUs.
+        nodes: Number of machines.
         precision: 32, or bf16 or 16 on GPUs.
         quiet: Print no progress.
+        settings: Values for the fields of `snclr.evaluation.detection.settings.DetectSettings`, such as `iterations` or
+            `lr`; the recipe supplies the rest.
     """
     from snclr.distributed.collectives import name_missing_ranks
     from snclr.distributed.launch import launch
     from snclr.evaluation.detection.evaluate import evaluate_detection
-    from snclr.evaluation.detection.schedule import parse_short_side, resolve
+    from snclr.evaluation.detection.settings import resolve
     from snclr.evaluation.session import report_errors_on_rank_zero
     from snclr.reports.figures.detection import draw_predictions
 
-    settings = resolve(
-        recipe, iterations=iterations, batch_size=batch_size, lr=lr, weight_decay=weight_decay,
-        short_side=parse_short_side(short_side) if isinstance(short_side, str) else short_side, long_side=long_side,
-        width=width, rois=rois, proposals=proposals, anchor=anchor, keep_empty=keep_empty, seed=seed,
-    )  # fmt: skip
+    resolved = resolve(recipe, **settings)
     fabric = launch(accelerator=accelerator, devices=devices, nodes=nodes, precision=precision)
     draw_figure = functools.partial(draw_predictions, count=draw, score=draw_score) if draw > 0 else None
     with name_missing_ranks(), report_errors_on_rank_zero():
-        return evaluate_detection(
-            Path(run), fabric, settings, data=data, init=init, encoder=encoder, train_annotations=train_annotations,
+        record = evaluate_detection(
+            Path(run), fabric, resolved, data=data, init=init, encoder=encoder, train_annotations=train_annotations,
             val_annotations=val_annotations, images=images, val_images=val_images, max_bad_share=max_bad_share,
-            detector=detector, draw=draw_figure, workers=workers,
-            quiet=quiet or not fabric.is_global_zero,
+            detector=detector, draw=draw_figure, workers=workers, quiet=quiet or not fabric.is_global_zero,
         )  # fmt: skip
+    return DetectResult(**record)

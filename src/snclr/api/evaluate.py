@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from snclr.api.options import RankOptions, SessionOptions, with_options
 from snclr.evaluation.results import FinetuneResult, KnnResult, LinearResult
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@with_options(SessionOptions)
 def knn(
     run: str | Path,
     *,
@@ -15,13 +20,8 @@ def knn(
     test: str | None = None,
     k: int = 200,
     temperature: float = 0.07,
-    workers: int = 0,
-    device: str = "auto",
-    devices: str | int = "1",
-    nodes: int = 1,
-    cache: bool = True,
     seed: int = 0,
-    quiet: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> KnnResult:
     """Evaluate a run with a weighted k-nearest-neighbor classifier on its frozen features.
 
@@ -34,23 +34,17 @@ def knn(
         test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
         k: Number of neighbors that vote.
         temperature: Temperature of the vote weights, exp(cosine / temperature).
-        workers: Dataloader worker processes per rank.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        devices: Ranks on this node: a number, or auto for all GPUs.
-        nodes: Number of nodes.
-        cache: Read and write features in RUN/evaluation/features.
         seed: Seed of the train/test split.
-        quiet: Print no progress.
+        options: Those of `SessionOptions`.
     """
     from snclr.evaluation.knn import evaluate_knn
-    from snclr.evaluation.session import session
+    from snclr.evaluation.session import open_session
 
-    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
-        return evaluate_knn(
-            current, run, data=data, test=test, k=k, temperature=temperature, workers=workers, seed=seed
-        )
+    with open_session(run, **options) as session:
+        return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed)
 
 
+@with_options(SessionOptions)
 def linear(
     run: str | Path,
     *,
@@ -60,13 +54,8 @@ def linear(
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
-    workers: int = 0,
-    device: str = "auto",
-    devices: str | int = "1",
-    nodes: int = 1,
-    cache: bool = True,
     seed: int = 0,
-    quiet: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> LinearResult:
     """Evaluate a run with a linear classifier on its frozen encoder.
 
@@ -82,24 +71,19 @@ def linear(
         epochs: Passes over the data (default: 100 with cached, 90 with paper).
         batch_size: Images per step (default: 1024 with cached, 4096 with paper).
         lr: Learning rate (default: the best of a grid with cached; 0.1, or 3 for ViTs, × batch/256 with paper).
-        workers: Dataloader worker processes per rank.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        devices: Ranks on this node: a number, or auto for all GPUs.
-        nodes: Number of nodes.
-        cache: Read and write features in RUN/evaluation/features.
         seed: Seed of the train/test split and of training.
-        quiet: Print no progress.
+        options: Those of `SessionOptions`.
     """
     from snclr.evaluation.linear import evaluate_linear
-    from snclr.evaluation.session import session
+    from snclr.evaluation.session import open_session
 
-    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+    with open_session(run, **options) as session:
         return evaluate_linear(
-            current, run, data=data, test=test, protocol=protocol, epochs=epochs, batch_size=batch_size, lr=lr,
-            workers=workers, seed=seed,
-        )  # fmt: skip
+            session, data=data, test=test, protocol=protocol, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed
+        )
 
 
+@with_options(RankOptions)
 def finetune(
     run: str | Path,
     *,
@@ -112,12 +96,8 @@ def finetune(
     lr: float = 0.05,
     head_lr: float | None = None,
     weight_decay: float = 0.0,
-    workers: int = 0,
-    device: str = "auto",
-    devices: str | int = "1",
-    nodes: int = 1,
     seed: int = 0,
-    quiet: bool = False,
+    **options: Unpack[RankOptions],
 ) -> FinetuneResult:
     """Fine-tune the whole encoder on a subset of the labels and measure its test accuracy.
 
@@ -135,18 +115,14 @@ def finetune(
         lr: Base learning rate; the peak is lr × batch size / 256.
         head_lr: Base learning rate of the head (default: lr).
         weight_decay: Weight decay of all weights.
-        workers: Dataloader worker processes per rank.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        devices: Ranks on this node: a number, or auto for all GPUs.
-        nodes: Number of nodes.
         seed: Seed of the split, the subset and training.
-        quiet: Print no progress.
+        options: Those of `RankOptions`.
     """
     from snclr.evaluation.finetune import evaluate_finetune
-    from snclr.evaluation.session import session
+    from snclr.evaluation.session import open_session
 
-    with session(device=device, devices=devices, nodes=nodes, quiet=quiet) as current:
+    with open_session(run, **options) as session:
         return evaluate_finetune(
-            current, run, data=data, test=test, labels=labels, from_scratch=from_scratch, epochs=epochs,
-            batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, workers=workers, seed=seed,
+            session, data=data, test=test, labels=labels, from_scratch=from_scratch, epochs=epochs,
+            batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, seed=seed,
         )  # fmt: skip

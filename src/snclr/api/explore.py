@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.analysis.results import CurateResult
 from snclr.explore.results import ExploreResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def explore(
@@ -48,7 +52,7 @@ def explore(
         on_ready: Called with the address when the server is ready.
     """
     _check_installed()
-    from snclr.evaluation.session import session as open_session
+    from snclr.evaluation.session import open_session
     from snclr.explore.explorer import Explorer
     from snclr.explore.security import new_token
     from snclr.explore.server import open_socket, serve
@@ -57,12 +61,12 @@ def explore(
         from snclr.explore.static import check_folder, write_static
 
         check_folder(Path(static), overwrite=overwrite)
-        with open_session(device=device, cache=cache, quiet=True) as session:
-            explorer = Explorer(session, run, other, data=data, test=test, gallery=gallery)
+        with open_session(run, device=device, cache=cache, quiet=True) as session:
+            explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
             return write_static(explorer, Path(static), images=images, quiet=quiet)
     listener = open_socket(port)
-    with listener, open_session(device=device, cache=cache, quiet=True) as session:
-        explorer = Explorer(session, run, other, data=data, test=test, gallery=gallery)
+    with listener, open_session(run, device=device, cache=cache, quiet=True) as session:
+        explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
         token = new_token()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
         explorer.start()
@@ -74,6 +78,7 @@ def explore(
     return ExploreResult(address)
 
 
+@with_options(SessionOptions)
 def curate(
     run: str | Path,
     *,
@@ -85,10 +90,7 @@ def curate(
     threshold: float = 0.95,
     number: int = 100,
     k: int = 20,
-    workers: int = 0,
-    device: str = "auto",
-    cache: bool = True,
-    quiet: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> CurateResult:
     """Find near-duplicates, leaks, outliers, suspect labels or a diverse subset, and write them as a list file.
 
@@ -101,24 +103,21 @@ def curate(
         find: duplicates: all but the first image of each group of near-duplicates. leaks: test images with a
             near-duplicate in the training images. outliers: the images least like their neighbors. labels: images
             whose neighbors vote for another class. diverse: a subset that covers all images.
-        keep: Second list file to write: all other images (with diverse: those not chosen).
+        keep: Second list file to write: all other images.
         data: Images: a folder, a list, shards or a dataset name (default: the run's training data).
         test: Test images for leaks (default: the test split of the data).
         threshold: Smallest cosine of a near-duplicate, for duplicates and leaks.
-        number: Number of images, for outliers and diverse; most suspect labels to list.
+        number: Number of images to list, for outliers, labels and diverse.
         k: Neighbors per image, for outliers and labels.
-        workers: Dataloader worker processes.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        cache: Read and write features in RUN/evaluation/features.
-        quiet: Print no progress.
+        options: Those of `SessionOptions`.
     """
     from snclr.evaluation.analysis.curate_run import curate_run
-    from snclr.evaluation.session import session
+    from snclr.evaluation.session import open_session
 
-    with session(device=device, cache=cache, quiet=quiet) as current:
+    with open_session(run, **options) as session:
         return curate_run(
-            current, run, out=Path(out), find=find, keep=None if keep is None else Path(keep), data=data, test=test,
-            threshold=threshold, number=number, k=k, workers=workers,
+            session, out=Path(out), find=find, keep=None if keep is None else Path(keep), data=data, test=test,
+            threshold=threshold, number=number, k=k,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
-    from snclr.benchmark.datasets import DatasetInfo
+    from snclr.data.info import DatasetInfo
     from snclr.train.config import PretrainConfig
     from snclr.train.pretrain import PretrainResult
 
@@ -87,11 +87,11 @@ def plan(*, config: str | Path | None = None, steps: int = 10, **settings: Any) 
         steps: Training steps to measure.
         settings: Those of `snclr.pretrain`.
     """
-    from snclr.benchmark.cost import measure_cost
-    from snclr.benchmark.datasets import inspect_dataset
+    from snclr.data.info import inspect_dataset
     from snclr.data.sampler import steps_per_epoch
     from snclr.distributed.launch import check_batch_size
     from snclr.train.config import resolve
+    from snclr.train.cost import measure_cost
 
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
@@ -100,12 +100,12 @@ def plan(*, config: str | Path | None = None, steps: int = 10, **settings: Any) 
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
     check_batch_size(run.batch_size, processes)
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
-    measured = measure_cost({**run.to_dict(), **share}, steps=steps)
-    cost, seconds = measured["cost"], measured["cost"]["seconds_with_views"]
+    cost = measure_cost({**run.to_dict(), **share}, steps=steps)
+    seconds = cost["seconds_with_views"]
     return RunPlan(
         images=data.images, batch_size=run.batch_size, processes=processes, epochs=run.epochs,
         steps_per_epoch=epoch_steps, steps=epoch_steps * run.epochs, tried_steps=steps,
-        compute_seconds_per_step=measured["numbers"]["seconds_per_step"], seconds_per_step=seconds,
+        compute_seconds_per_step=cost["seconds_per_step"], seconds_per_step=seconds,
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, cost["queue_mb"]),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from snclr.reports.build import ReportOptions, ReportResult, report_path, write_report
+if TYPE_CHECKING:
+    from snclr.reports.build import ReportResult
 
 
 def report(
@@ -42,10 +44,11 @@ def report(
         quiet: Print no progress.
     """
     from snclr.checkpoint.run_dir import open_run
-    from snclr.evaluation.session import session as open_session
+    from snclr.evaluation.session import open_session
+    from snclr.reports.build import ReportOptions, report_path, write_report
 
-    options = ReportOptions(images, rows, k, embeddings, seed, workers)
+    options = ReportOptions(images, rows, k, embeddings, seed)
     run_dir = open_run(run)
     path = report_path(run_dir, out)
-    with open_session(device=device, cache=cache, quiet=quiet) as session:
+    with open_session(run, workers=workers, device=device, cache=cache, quiet=quiet) as session:
         return write_report(session, run_dir, path, options, data)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@with_options(SessionOptions)
 def embed(
     run: str | Path,
     *,
@@ -18,12 +23,7 @@ def embed(
     split: str = "train",
     normalize: bool = False,
     batch_size: int = 128,
-    workers: int = 0,
-    device: str = "auto",
-    devices: str | int = "1",
-    nodes: int = 1,
-    cache: bool = True,
-    quiet: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> EmbedResult:
     """Write the features of every readable image's center crop to a file.
 
@@ -36,23 +36,17 @@ def embed(
         split: Split of the dataset: train, test, all …
         normalize: Scale each feature vector to length 1, so that a dot product is a cosine.
         batch_size: Images per forward pass.
-        workers: Dataloader worker processes per rank.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        devices: Ranks on this node: a number, or auto for all GPUs.
-        nodes: Number of nodes.
-        cache: Read and write features in RUN/evaluation/features.
-        quiet: Print no progress.
+        options: Those of `SessionOptions`.
     """
     from snclr.evaluation.retrieval.embeddings import check_out, embed_dataset
-    from snclr.evaluation.session import session
+    from snclr.evaluation.session import open_session
 
     check_out(out)
-    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
-        return embed_dataset(
-            current, run, out=out, data=data, split=split, normalize=normalize, batch_size=batch_size, workers=workers
-        )
+    with open_session(run, **options) as session:
+        return embed_dataset(session, out=out, data=data, split=split, normalize=normalize, batch_size=batch_size)
 
 
+@with_options(SessionOptions)
 def search(
     run: str | Path,
     image: str | Path,
@@ -63,12 +57,7 @@ def search(
     embeddings: str | Path | None = None,
     split: str | None = None,
     out: str | Path | None = None,
-    workers: int = 0,
-    device: str = "auto",
-    devices: str | int = "1",
-    nodes: int = 1,
-    cache: bool = True,
-    quiet: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> SearchResult:
     """Find the most similar images of a collection, by cosine of the encoder's features.
 
@@ -84,28 +73,24 @@ def search(
         embeddings: Features of the collection: a file written by snclr embed.
         split: Split of the collection (default: train, or that of --embeddings).
         out: PNG file for a figure of the first 12 queries.
-        workers: Dataloader worker processes per rank.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        devices: Ranks on this node: a number, or auto for all GPUs.
-        nodes: Number of nodes.
-        cache: Read and write features in RUN/evaluation/features.
-        quiet: Print no progress.
+        options: Those of `SessionOptions`.
     """
     from snclr.evaluation.retrieval.index import check_k, choose_index
     from snclr.evaluation.retrieval.search import search_images
-    from snclr.evaluation.session import session
+    from snclr.evaluation.session import open_session
     from snclr.reports.figures.neighbors import draw_neighbors
 
     _check_figure(out)
     check_k(k)
     choose_index(index, 1, 1)  # rejects a missing faiss before anything is computed
-    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+    with open_session(run, **options) as session:
         return search_images(
-            current, run, image, data=data, k=k, index=index, embeddings=embeddings, split=split, out=out,
-            workers=workers, draw=draw_neighbors,
+            session, image, data=data, k=k, index=index, embeddings=embeddings, split=split, out=out,
+            draw=draw_neighbors,
         )  # fmt: skip
 
 
+@with_options(SessionOptions)
 def neighbors(
     run: str | Path,
     images: str | Path | Sequence[str | Path] = (),
@@ -116,12 +101,7 @@ def neighbors(
     rows: int = 6,
     seed: int = 0,
     out: str | Path | None = None,
-    workers: int = 0,
-    device: str = "auto",
-    devices: str | int = "1",
-    nodes: int = 1,
-    cache: bool = True,
-    quiet: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> NeighborsResult:
     """Draw images with their nearest neighbors and positiveness, as in the paper's figure.
 
@@ -138,23 +118,18 @@ def neighbors(
         rows: Number of query images if no IMAGE is given.
         seed: Seed of the image sample.
         out: PNG file of the figure (default: RUN/figures/neighbors.png).
-        workers: Dataloader worker processes per rank.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        devices: Ranks on this node: a number, or auto for all GPUs.
-        nodes: Number of nodes.
-        cache: Read and write features in RUN/evaluation/features.
-        quiet: Print no progress.
+        options: Those of `SessionOptions`.
     """
     from snclr.evaluation.retrieval.neighbors import find_neighbors
-    from snclr.evaluation.session import session
+    from snclr.evaluation.session import open_session
     from snclr.reports.figures.neighbors import draw_neighbors
 
     _check_figure(out)
     queries = [images] if isinstance(images, (str, Path)) else list(images)
-    with session(device=device, devices=devices, nodes=nodes, cache=cache, quiet=quiet) as current:
+    with open_session(run, **options) as session:
         return find_neighbors(
-            current, run, queries, data=data, candidates=candidates, k=k, rows=rows, seed=seed, out=out,
-            workers=workers, draw=draw_neighbors,
+            session, queries, data=data, candidates=candidates, k=k, rows=rows, seed=seed, out=out,
+            draw=draw_neighbors,
         )  # fmt: skip
 
 

@@ -180,6 +180,6 @@ def _check_state(state: dict[str, Tensor], spec: EncoderSpec, source: str) -> No
     if wrong:
         first = wrong[0]
         raise UserError(
-            f"The weights of {source} do not fit {spec.name}: {len(wrong)} tensors differ, such as {first} "
+            f"The weights of {source} do not fit {spec.name}: wrong tensors ({len(wrong)}), first {first} "
             f"({given.get(first, 'missing')}, expected {expected.get(first, 'none')})."
         )

@@ -11,7 +11,7 @@ import pickle
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from snclr.checkpoint.encoder_file import load_encoder, read_weights_file
-from snclr.errors import UserError
+from snclr.errors import UserError, first_line, first_names
 from snclr.models.encoders import EncoderSpec, state_on_meta
 
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 """Keys of a checkpoint under which its state dict is stored."""
-_PREFIXES = ("module", "_orig_mod", "model", "encoder", "base_encoder", "encoder_q", "online_encoder", "backbone")
+_PREFIX = r"(?:(?:module|_orig_mod|model|encoder|base_encoder|encoder_q|online_encoder|backbone)\.)*"
 """Prefixes of the encoder's keys: distributed and compiled modules, and names of the encoder in various methods."""
 _IGNORED = (
     *("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits"),
@@ -85,8 +85,7 @@ def _torch_load(path: Path) -> dict[str, Tensor]:
                 f"{path} is refused: it contains more than tensors ({code[0] if code else 'a pickle'}), and loading it"
                 " can run code. If you trust it, load it yourself and save only its state dict."
             ) from error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot read {path} ({reason}). It is damaged or not a file of torch.save.") from error
+        raise UserError(f"cannot read {path} as a file of torch.save ({first_line(error)})") from error
     for _ in _CONTAINERS:
         inner = [content[key] for key in _CONTAINERS if isinstance(content, dict) and key in content]
         content = next((value for value in inner if isinstance(value, dict)), content)
@@ -99,17 +98,15 @@ def _torch_load(path: Path) -> dict[str, Tensor]:
 
 def _find_prefix(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, spec: EncoderSpec) -> str:
     """Return the prefix of the encoder's keys, e.g. "module.base_encoder.": the one with most matching keys."""
-    matches: Counter[str] = Counter()
-    for key in tensors:
-        parts = key.split(".")
-        for count in range(len(parts)):
-            if count and parts[count - 1] not in _PREFIXES:
-                break
-            if ".".join(parts[count:]) in expected:
-                matches[".".join(parts[:count]) + "." if count else ""] += 1
+    matches = Counter(
+        prefix
+        for key in tensors
+        for name in expected
+        if key.endswith(name) and re.fullmatch(_PREFIX, prefix := key.removesuffix(name))
+    )
     if not matches:
         raise UserError(
-            f"{path} has no weights of {spec.name}: {_some(expected)} are missing. It has {_some(tensors)}."
+            f"{path} has no weights of {spec.name}: {first_names(expected)} are missing. It has {first_names(tensors)}."
         )
     return max(sorted(matches, key=len), key=lambda prefix: matches[prefix])  # the shortest of equal ones
 
@@ -124,12 +121,12 @@ def _select(
     extra = [key for key in inside if key not in expected and key.split(".")[0] not in _IGNORED]
     shapes = [key for key in expected if key in inside and inside[key].shape != expected[key].shape]
     if missing:
-        raise _misfit(path, spec, f"{len(missing)} of {len(expected)} tensors are missing, such as {_some(missing)}")
+        raise _misfit(path, spec, f"missing tensors ({len(missing)} of {len(expected)}): {first_names(missing)}")
     if extra:
-        raise _misfit(path, spec, f"the file has {len(extra)} more tensors, such as {_some(extra)}")
+        raise _misfit(path, spec, f"additional tensors ({len(extra)}): {first_names(extra)}")
     if shapes:
-        shown = [f"{key} {tuple(inside[key].shape)} instead of {tuple(expected[key].shape)}" for key in shapes[:3]]
-        raise _misfit(path, spec, f"{len(shapes)} tensors have other shapes: {', '.join(shown)}.{_hint(shapes, spec)}")
+        shown = [f"{key} {tuple(inside[key].shape)} instead of {tuple(expected[key].shape)}" for key in shapes]
+        raise _misfit(path, spec, f"wrong shapes ({len(shapes)}): {first_names(shown)}.{_hint(shapes, spec)}")
     state = {}
     for key, like in expected.items():
         value = inside.get(key, torch.zeros(like.shape, dtype=like.dtype)).detach()
@@ -158,12 +155,6 @@ def _report(path: Path, count: int, prefix: str, ignored: list[str]) -> str:
     """Return one line about what was loaded and which modules were ignored, with their numbers of tensors."""
     where = f" (under {prefix.removesuffix('.')})" if prefix else ""
     # The module of "module.base_encoder.fc.0.weight" is base_encoder.fc.
-    pattern = re.compile(rf"(?:module\.)?((?:(?:{'|'.join(_PREFIXES)})\.)*[^.]+)")
-    modules = Counter(match[1] for match in map(pattern.match, ignored) if match)
+    modules = Counter(match[1] for key in ignored if (match := re.match(rf"(?:module\.)?({_PREFIX}[^.]+)", key)))
     rest = ", ".join(f"{name} ({number})" for name, number in modules.items()) or "nothing"
     return f"initial weights: all {count} tensors of the encoder from {path}{where}; ignored: {rest}"
-
-
-def _some(keys: Iterable[str]) -> str:
-    names = list(keys)
-    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")

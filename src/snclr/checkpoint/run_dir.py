@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snclr.errors import UserError
+from snclr.errors import UserError, first_names
 from snclr.io.atomic import discard, is_partial, remove_partial
 from snclr.io.locking import FileLock
 
@@ -56,21 +56,16 @@ class RunDir:
         return any(self.checkpoints.glob("step-*"))
 
     @classmethod
-    def create(
-        cls, path: Path | str, *, resume: bool = False, overwrite: bool = False, lock_timeout: float = 0.0
-    ) -> RunDir:
+    def create(cls, path: Path | str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
         """Make the directory, or take over an existing one, and lock it until `close`.
 
-        `resume` allows an existing run, `overwrite` deletes the outputs of one and no other files. `lock_timeout` is
-        the time in seconds to wait for a run that is about to end.
+        `resume` allows an existing run, `overwrite` deletes the outputs of one and no other files.
         """
-        if resume and overwrite:
-            raise UserError("--resume and --overwrite were both given; choose one")
         run = cls(path)
         run._refuse_foreign()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            free = run.lock.acquire(lock_timeout)
+            free = run.lock.acquire()
         except OSError as error:
             raise UserError(f"cannot write to {run.path} ({error.strerror}). Choose another --out.") from error
         if not free:
@@ -118,9 +113,8 @@ class RunDir:
             raise UserError(f"{self.path} is a file. Choose a directory as --out; it is created if it does not exist.")
         entries = self._entries()
         if entries and not self.looks_like_run():
-            names = ", ".join(map(repr, entries[:3])) + (" …" if len(entries) > 3 else "")
             raise UserError(
-                f"{self.path} is not empty and not a run of snclr (it contains {names})."
+                f"{self.path} is not empty and not a run of snclr (it contains {first_names(map(repr, entries))})."
                 " Nothing was changed. Choose a new or empty directory as --out."
             )
 

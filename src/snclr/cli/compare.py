@@ -7,9 +7,9 @@ import textwrap
 from typing import Any
 
 from snclr.api.compare import ablate, compare
-from snclr.benchmark.ablations import RULES, TABLES
-from snclr.benchmark.study import StudyEstimate, StudyResult
 from snclr.cli.flags import Command
+from snclr.studies.ablations import RULES, TABLES
+from snclr.studies.study import StudyEstimate, StudyResult
 
 _COMPARE_EXAMPLES = """Examples:
   snclr compare --methods snclr,nnclr,mocov3 --seeds 3 --recipe demo --data demo --out runs/compare
@@ -34,7 +34,7 @@ Tables with the same --out share runs: a row with the default settings is traine
 
 def show_study(result: StudyResult | StudyEstimate) -> None:
     """Print the table and the failed runs, or the estimate of a dry run."""
-    from snclr.benchmark.tables import show
+    from snclr.studies.tables import show
 
     if isinstance(result, StudyEstimate):
         _show_estimate(result)
@@ -55,7 +55,7 @@ def _show_estimate(estimate: StudyEstimate) -> None:
     duration = "unknown" if estimate.seconds is None else f"about {estimate.seconds / 3600:.2f} hours"
     tuning = f", {estimate.tuning} of them to tune" if estimate.tuning else ""
     print(
-        f"{len(estimate.runs)} runs{tuning}; {estimate.pending} to train: {duration} ({estimate.how}), plus a short"
+        f"runs: {len(estimate.runs)}{tuning}; {estimate.pending} to train: {duration} ({estimate.how}), plus a short"
         " evaluation of each. Nothing was written."
     )
 
@@ -65,15 +65,11 @@ def _tables() -> str:
     return "\n\n".join(f"{name}\n  {text}\n{wrap.fill(f'rule: {RULES[name]}')}" for name, text in TABLES.items())
 
 
-_SHARED: dict[str, Any] = {"show": show_study, "hidden": ("method", "seed", "resume", "overwrite", "keep_checkpoints")}
+_SHARED: dict[str, Any] = {
+    "show": show_study, "types": {"seeds": str, "tune": list[str]},
+    "hidden": ("method", "seed", "resume", "overwrite", "keep_checkpoints"),
+}  # fmt: skip
 COMMANDS = {
-    "compare": Command(
-        function=compare, examples=_COMPARE_EXAMPLES, types={"seeds": str, "tune": list[str]}, **_SHARED
-    ),
-    "ablate": Command(
-        function=ablate,
-        examples=_ABLATE_EXAMPLES.format(tables=_tables()),
-        types={"seeds": str},
-        **_SHARED,
-    ),
+    "compare": Command(function=compare, examples=_COMPARE_EXAMPLES, **_SHARED),
+    "ablate": Command(function=ablate, examples=_ABLATE_EXAMPLES.format(tables=_tables()), **_SHARED),
 }

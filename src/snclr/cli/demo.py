@@ -25,8 +25,8 @@ def show_demo(result: DemoResult) -> None:
         [(name, f"{score.knn:.1%}", f"{score.linear:.1%}") for name, score in result.table.items()],
     )
     trained = result.table["trained (SNCLR)"]
-    shares = ", ".join(f"{share:.0%}" for share in result.same_class_by_rank)
-    print(f"\nshare of same-class neighbors, 1st to {len(result.same_class_by_rank)}th: {shares}")
+    purity = ", ".join(f"{share:.0%}" for share in result.neighbor_purity)
+    print(f"\nneighbor purity, 1st to {len(result.neighbor_purity)}th neighbor: {purity}")
     print(f"\nProtocols (labels are used only here)\n  {trained.knn_protocol}\n  {trained.linear_protocol}")
     print(f"\n{result.seconds / 60:.1f} minutes. Figure: {result.figure}   weights: {result.out}/encoder.safetensors")
     print(f"Report (open in a browser): {result.report}")

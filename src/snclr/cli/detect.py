@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from snclr.api.detect import detect
-from snclr.cli.flags import Command
+from cyclopts import Parameter
+
+from snclr.api.detect import DetectResult, detect
+from snclr.cli.flags import Command, SettingGroups
 from snclr.cli.output import print_table
-from snclr.evaluation.detection.results import DetectResult
 
 _EXAMPLES = """Examples:
   snclr detect runs/resnet50 --data coco/ --devices 8 --workers 4           # the paper's 1x protocol
@@ -15,8 +16,8 @@ _EXAMPLES = """Examples:
   snclr detect runs/photos --data other/ --detector runs/photos/detect-run-1a2b3c4d5e6f       # evaluate only
 
 --data is a folder with images and COCO annotation files such as annotations/instances_train2017.json. Files with other
-names are given by flags. Flags of the schedule override the recipe. Repeat the command to continue a stopped training;
-a finished detector is evaluated again.
+names are given by flags. A recipe sets the schedule and the detector; a flag overrides it. The defaults shown are those
+of the recipe 1x. Repeat the command to continue a stopped training; a finished detector is evaluated again.
 """
 _COLUMNS = {
     "AP_bb": "AP^bb", "AP50_bb": "AP^bb_50", "AP75_bb": "AP^bb_75",
@@ -39,7 +40,7 @@ def show_detect(result: DetectResult) -> None:
         print(f"… {len(result.classes) - _SHOWN_CLASSES} more classes in results.jsonl")
     print(result.protocol)
     if result.faults:
-        print(f"{result.faults} faults in annotations and images: {result.faults_file}")
+        print(f"faults in annotations and images: {result.faults}, listed in {result.faults_file}")
     if result.figure:
         print(f"predictions: {result.figure}")
 
@@ -48,4 +49,16 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
-COMMANDS = {"detect": Command(function=detect, show=show_detect, examples=_EXAMPLES, types={"short_side": str | None})}
+def _settings() -> SettingGroups:
+    from snclr.evaluation.detection.settings import DetectSettings
+    from snclr.runtime.settings import describe
+
+    return {"Schedule and detector": describe(DetectSettings)}
+
+
+COMMANDS = {
+    "detect": Command(
+        function=detect, show=show_detect, examples=_EXAMPLES, settings=_settings, types={"short_side": str},
+        flags={"short_side": Parameter(show_default=lambda sides: f"{sides[0]}-{sides[1]}")}, without=("momentum",),
+    )
+}  # fmt: skip

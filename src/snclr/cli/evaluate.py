@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from snclr.api.evaluate import finetune, knn, linear
 from snclr.cli.flags import Command
-from snclr.evaluation.results import AccuracyResult
+from snclr.evaluation.results import AccuracyResult, count
 
 _KNN_EXAMPLES = """Examples:
   snclr knn runs/photos --data labeled-photos/
@@ -44,7 +44,7 @@ def show_accuracy(result: AccuracyResult) -> None:
     top5 = "" if result.top5 is None else f", top-5 {result.top5:.2%}"
     print(f"{result.kind}: top-1 {result.top1:.2%}{top5}\n  {result.protocol}")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):
-        print(f"  {skipped} images could not be read and were left out")
+        print(f"  left out: {count(skipped, 'image')} that could not be read")
 
 
 COMMANDS = {

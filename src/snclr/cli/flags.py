@@ -1,7 +1,7 @@
 """Generate the flags of a command from the signature and the docstring of its API function.
 
 Names, types, choices and defaults come from the signature, the help from the `Args:` section of the docstring. A
-function with `**settings` also gets one flag for each setting of `PretrainConfig`. cyclopts parses and prints the help.
+function with `**settings` also gets one flag for each of `Command.settings`. cyclopts parses and prints the help.
 """
 
 from __future__ import annotations
@@ -10,15 +10,34 @@ import inspect
 import shlex
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace, UnionType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import docstring_parser
 from cyclopts import App, Group, Parameter
 
+if TYPE_CHECKING:
+    from snclr.runtime.settings import Setting
+
 _JSON = Parameter(help="print the result as one JSON object", negative=(), show_default=False)
+
+
+SettingGroups: TypeAlias = Mapping[str, Mapping[str, "Setting"]]
+"""Settings by group title and name."""
+
+
+def pretrain_settings() -> SettingGroups:
+    """Return the settings of a pre-training. The shown defaults are those of the default recipe."""
+    from snclr.recipes import get_recipe
+    from snclr.train.config import setting_groups
+
+    defaults = get_recipe("photos").settings
+    return {
+        title: {name: replace(setting, default=defaults.get(name, setting.default)) for name, setting in group.items()}
+        for title, group in setting_groups().items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +50,8 @@ class Command:
     examples: str
     flags: Mapping[str, Parameter] = field(default_factory=dict)
     """Aliases and value names of single flags."""
+    settings: Callable[[], SettingGroups] = pretrain_settings
+    """The settings that `**settings` of the function stands for."""
     types: Mapping[str, Any] = field(default_factory=dict)
     """Types on the command line that differ from those in Python."""
     hidden: Collection[str] = ()
@@ -99,7 +120,8 @@ def _parameters(command: Command) -> Iterator[inspect.Parameter]:
     docs = {
         param.arg_name: param.description for param in docstring_parser.parse(command.function.__doc__ or "").params
     }
-    for name, parameter in declared.items():
+    # Settings first: in a group that both share, --data comes before --config.
+    for name, parameter in sorted(declared.items(), key=lambda item: item[1].kind is item[1].KEYWORD_ONLY):
         if parameter.kind is parameter.VAR_KEYWORD:
             yield from _settings(command, {*declared, *command.without})
         elif name != "quiet" and name not in command.without:
@@ -113,7 +135,8 @@ def _parameters(command: Command) -> Iterator[inspect.Parameter]:
             )
     for name, kind in command.extra.items():
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-    yield inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, _JSON])
+    as_json = _annotated(command, "json", bool, False, _JSON)
+    yield inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json)
 
 
 def _as_phrase(sentence: str) -> str:
@@ -127,20 +150,16 @@ def _as_phrase(sentence: str) -> str:
 
 
 def _settings(command: Command, without: Collection[str]) -> Iterator[inspect.Parameter]:
-    """Yield one parameter for each setting of a run. The shown default is that of the default recipe."""
-    from snclr.recipes import get_recipe
-    from snclr.train.config import setting_groups
-
-    defaults = get_recipe("photos").settings
-    for title, settings in setting_groups().items():
+    """Yield one parameter for each setting."""
+    for title, settings in command.settings().items():
         group = Group.create_ordered(title)
         for name, setting in settings.items():
             if name in without:
                 continue
-            default = defaults.get(name, setting.default)
             options = Parameter(help=_as_phrase(setting.help), group=group, show=name not in command.hidden)
+            kind, default = inspect.Parameter.KEYWORD_ONLY, setting.default
             annotation = _annotated(command, name, setting.hint, default, options)
-            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            yield inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _annotated(command: Command, name: str, kind: Any, default: Any, *options: Parameter) -> Any:

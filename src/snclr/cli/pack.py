@@ -45,16 +45,21 @@ def show_pack(result: PackResult | VerifyResult) -> None:
 
     if isinstance(result, VerifyResult):
         print("\n".join(result.wrong), end="\n" if result.wrong else "")
-        damaged = f"{len(result.wrong)} of {result.files:,} shards are damaged; pack or copy them again"
-        intact = f"all {result.files:,} shards with {result.images:,} images are intact (sha256)"
+        damaged = f"damaged: {len(result.wrong):,} of {_count(result.files, 'shard')}; pack or copy again"
+        intact = f"intact (sha256): {_count(result.files, 'shard')} with {_count(result.images, 'image')}"
         print(damaged if result.wrong else intact)
         return
-    print(f"wrote {result.shards}: {result.images:,} images in {result.files:,} shards, {result.bytes:,} bytes")
+    images, shards = _count(result.images, "image"), _count(result.files, "shard")
+    print(f"wrote {result.shards}: {images} in {shards}, {result.bytes:,} bytes")
     if result.skipped:
-        print(f"skipped {len(result.skipped)} files that are not readable images:")
+        print(f"skipped {_count(len(result.skipped), 'file')} that cannot be read as images:")
         for file in result.skipped[:5]:
             print(f"  {file.key}: {file.reason}")
     print(f"train on them:  snclr pretrain --data {result.shards} --out RUN")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 _VERIFY = Parameter(metavar="PATH", help="verify the hashes of packed shards; nothing is packed")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from cyclopts import Parameter
+
 from snclr.api.pretrain import RunPlan, plan, pretrain
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table, size
@@ -36,9 +38,9 @@ def show_pretrain(result: PretrainResult) -> None:
     """Print where the encoder is and how to load and evaluate it."""
     from snclr.checkpoint.encoder_file import load_encoder, loading_snippet
 
-    print(f"trained {result.step} steps; the encoder is {result.out}/encoder.safetensors")
+    print(f"trained to step {result.step}; the encoder is {result.out}/encoder.safetensors")
     if result.skipped:
-        print(f"{result.skipped} images could not be read; they are listed in {result.out}/skipped.jsonl")
+        print(f"unreadable images: {result.skipped}, listed in {result.out}/skipped.jsonl")
     print(f"\nLoad it without snclr:\n\n{loading_snippet(load_encoder(result.out)[1], result.out)}\n")
     print(f"Next: snclr neighbors {result.out}   and, with labeled images, snclr knn {result.out} --data LABELED")
 
@@ -102,6 +104,7 @@ COMMANDS = {
         function=pretrain,
         show=show_pretrain,
         examples=_PRETRAIN_EXAMPLES,
+        flags={name: Parameter(group="Main options") for name in ("config", "json")},
         resume=lambda given: ["pretrain", "--resume", "--out", given["out"]],
     ),
     "plan": Command(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cyclopts import Parameter
 
 from snclr.api.report import report
 from snclr.cli.flags import Command
-from snclr.reports.build import ReportResult
+
+if TYPE_CHECKING:
+    from snclr.reports.build import ReportResult
 
 _EXAMPLES = """Examples:
   snclr report runs/photos                                # writes runs/photos/report.html

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from snclr.api.retrieval import embed, explain, neighbors, search
 from snclr.cli.flags import Command
+from snclr.evaluation.results import count
 from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ The image's center crop is used as both views. K is that of the run. Columns of 
 
 def show_embed(result: EmbedResult) -> None:
     """Print the written file and the images that could not be read."""
-    names = f", keys in {result.keys_file}" if result.keys_file else ""
+    images, names = count(result.images, "image"), f", keys in {result.keys_file}" if result.keys_file else ""
     length = "of length 1" if result.metadata["normalize"] else "not normalized"
-    print(f"wrote {result.file}: {result.images:,} images × {result.metadata['features']} features, {length}{names}")
+    print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
     if skipped := result.metadata["skipped"]:
         first = f"{skipped[0]['key']}: {skipped[0]['reason']}"
-        print(f"{len(skipped)} images could not be read and are listed in the file's metadata, e.g. {first}")
+        print(f"{count(len(skipped), 'image')} could not be read; the file's metadata has the list, e.g. {first}")
 
 
 def show_search(result: SearchResult) -> None:
@@ -80,8 +81,7 @@ def show_search(result: SearchResult) -> None:
     for row in result.queries:
         print(row.key)
         for neighbor in row.neighbors:
-            label = f"  [{neighbor.label}]" if neighbor.label else ""
-            print(f"  {neighbor.cosine:7.4f}  {neighbor.path or neighbor.key}{label}")
+            print(f"  {neighbor.cosine:7.4f}  {neighbor.path or neighbor.key}{_tag(neighbor.label)}")
     print(f"in {result.collection}, by cosine of the encoder's features, {result.method}")
     _show_skipped(result.skipped)
     if result.figure:
@@ -89,24 +89,28 @@ def show_search(result: SearchResult) -> None:
 
 
 def show_neighbors(result: NeighborsResult) -> None:
-    """Print the neighbors of each given image, the files and the share of neighbors of the same class."""
+    """Print the neighbors of each given image, the files and the neighbor purity (neighbors of the same class)."""
     complete = len(result.rows) == result.queries  # given images, not a sample of a dataset
     for row in result.rows if complete else ():
-        print(row.key + (f"  [{row.label}]" if row.label else ""))
+        print(row.key + _tag(row.label))
         for neighbor in row.neighbors:
-            label = f"  [{neighbor.label}]" if neighbor.label else ""
-            print(f"  w {neighbor.w:.3f}  cosine {neighbor.cosine:7.4f}  {neighbor.path or neighbor.key}{label}")
+            name = (neighbor.path or neighbor.key) + _tag(neighbor.label)
+            print(f"  w {neighbor.w:.3f}  cosine {neighbor.cosine:7.4f}  {name}")
     print(f"wrote {result.figure} and {result.table}")
-    if shares := [share for share in result.same_class_by_rank if share is not None]:
+    if shares := [share for share in result.neighbor_purity if share is not None]:
         by_rank = ", ".join(f"{share:.1%}" for share in shares)
-        print(f"share of same-class neighbors, 1st to {len(shares)}th, over {result.queries:,} images: {by_rank}")
+        print(f"neighbor purity by rank, over {count(result.queries, 'image')}: {by_rank}")
     print(f"  {result.protocol}")
     _show_skipped(result.skipped)
 
 
+def _tag(label: str | None) -> str:
+    return f"  [{label}]" if label else ""
+
+
 def _show_skipped(skipped: Sequence[Skip]) -> None:
     if skipped:
-        print(f"{len(skipped)} images could not be read, e.g. {skipped[0].key}: {skipped[0].reason}")
+        print(f"{count(len(skipped), 'image')} could not be read, e.g. {skipped[0].key}: {skipped[0].reason}")
 
 
 def show_explain(result: Explanation) -> None:
@@ -116,9 +120,8 @@ def show_explain(result: Explanation) -> None:
     print(f"  candidates: {result.candidates}")
     print(f"\n{'i':>3} {'cosine':>8} {'w':>8} {'p':>8} {'share':>8}  image")
     for term in result.terms:
-        label = f"  [{term.label}]" if term.label else ""
-        name = f"{term.key} (y2)" if term.i == 0 else term.key
-        print(f"{term.i:>3} {term.cosine:8.4f} {term.w:8.4f} {term.p:8.4f} {term.share:8.2%}  {name}{label}")
+        name = (f"{term.key} (y2)" if term.i == 0 else term.key) + _tag(term.label)
+        print(f"{term.i:>3} {term.cosine:8.4f} {term.w:8.4f} {term.p:8.4f} {term.share:8.2%}  {name}")
     total = "Σ w p, inside the logarithm" if result.form == "inside" else "Σ w (−log p), the loss"
     print(f"\np: over {result.denominator}\nshare: of {total}\nwrote {result.figure}")
 

@@ -6,6 +6,7 @@ decoding.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 RGBImage = npt.NDArray[np.uint8]
 
@@ -25,17 +26,6 @@ SUFFIXES = (
     *(".tif", ".tiff", ".webp"),
 )
 MAX_PIXELS = 100_000_000  # 300 MB as RGB: above any camera, below the memory of a worker
-
-_EXIF_ORIENTATION = 0x0112
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 class BadImage(Exception):
@@ -76,7 +66,8 @@ def decode_stream(file: BinaryIO, min_side: int | None = None) -> RGBImage:
         raise BadImage("far too many pixels") from error
     except Exception as error:
         # Pillow's decoders raise many types on damaged data: OSError, SyntaxError, ValueError, struct.error …
-        raise BadImage(f"damaged: {type(error).__name__}: {_one_line(error)}") from error
+        reason = str(error).split(" <", 1)[0].partition("\n")[0][:200]  # without the memory addresses of `repr`
+        raise BadImage(f"damaged: {type(error).__name__}: {reason}") from error
 
 
 def _to_rgb(image: Image.Image, min_side: int | None) -> RGBImage:
@@ -88,22 +79,15 @@ def _to_rgb(image: Image.Image, min_side: int | None) -> RGBImage:
     if min_side is not None:
         image.draft(None, (min_side, min_side))  # has an effect on JPEG only
     image.load()
-    transpose = _TRANSPOSE.get(_orientation(image))  # after load(), which rotates TIFF and drops the tag
+    with contextlib.suppress(Exception):  # the pixels may be valid despite damaged metadata
+        ImageOps.exif_transpose(image, in_place=True)  # after load(), which rotates TIFF and drops the tag
     if image.mode.startswith(("I", "F")):
         image = Image.fromarray(_eight_bits(image))
     elif image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.new("RGBA", rgba.size, "white")
         image.alpha_composite(rgba)
-    image = image.convert("RGB")
-    return np.array(image if transpose is None else image.transpose(transpose))
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
-    except Exception:  # the pixels may be valid despite damaged metadata
-        return 1
+    return np.array(image.convert("RGB"))
 
 
 def _eight_bits(image: Image.Image) -> RGBImage:
@@ -116,11 +100,6 @@ def _eight_bits(image: Image.Image) -> RGBImage:
     if not (np.isfinite(low) and np.isfinite(high)):
         raise BadImage("has pixels that are not finite numbers")
     return np.rint((values.astype(np.float64) - low) * (255 / max(high - low, 1e-300))).astype(np.uint8)
-
-
-def _one_line(error: Exception) -> str:
-    """Shorten a message to one line without the memory addresses of `repr`."""
-    return str(error).split(" <", 1)[0].partition("\n")[0][:200]
 
 
 class _Quiet:

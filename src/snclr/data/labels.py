@@ -29,10 +29,15 @@ def encode_labels(names: Iterable[str | None], classes: Sequence[str]) -> Labels
     return np.array([-1 if name is None else number[name] for name in names], dtype=np.int64)
 
 
-def number_labels(names: Sequence[str | None]) -> tuple[Labels | None, list[str] | None]:
-    """Number label names by `sort_classes`; (None, None) if all are missing."""
-    classes = sort_classes(name for name in names if name is not None)
-    return (encode_labels(names, classes), classes) if classes else (None, None)
+def number_labels(
+    names: Sequence[str | None], classes: Sequence[str] | None = None
+) -> tuple[Labels | None, list[str] | None]:
+    """Number label names by `classes` (default: `sort_classes`); (None, None) if all names are missing."""
+    known = {name for name in names if name is not None}
+    if not known:
+        return None, None
+    classes = list(classes or sort_classes(known))
+    return encode_labels(names, classes), classes
 
 
 def renumber_labels(labels: Labels, classes: Sequence[str], target: Sequence[str]) -> Labels:

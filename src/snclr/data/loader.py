@@ -6,8 +6,9 @@ transforms (stage 2) run on the training device. A plain DataLoader cannot start
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from snclr.data.datasets.base import ArrayDataset, ImageDataset, is_remote, order_of
+from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.remote.retry import until_stopped
 from snclr.data.sampler import Ids, batch_ids, steps_per_epoch
@@ -112,15 +113,19 @@ class ViewLoader:
             )
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch(len(dataset), batch_size)
-        self.skipped: list[Skip] = []
         self._stage1 = CropSteps(dataset, views, image_size, batch_size, seed, rank, world_size)
         self._workers = workers
         self._device = torch.device(device)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._max_bad_share = max_bad_share
         self._seen = np.zeros(len(dataset), dtype=np.bool_)
-        self._bad: set[int] = set()
-        self._shared = 0  # number of entries of `skipped` that all ranks have
+        self._skips: dict[int, Skip] = {}  # by index, in the order of `skipped`
+        self._merged = 0  # number of skips that all ranks have
+
+    @property
+    def skipped(self) -> list[Skip]:
+        """The bad images so far."""
+        return list(self._skips.values())
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches of steps start … stop - 1. Workers live as long as this iterator.
@@ -131,13 +136,13 @@ class ViewLoader:
         for step in range(max(0, start - self.steps_per_epoch), start):
             self._seen[self._stage1.global_batch(step)[1]] = True
         if self._workers and isinstance(self._stage1.dataset, ArrayDataset):  # has no bad images
-            yield from in_thread(_BothStages(self._stage1, self._finish), start, stop)
+            yield from in_thread(lambda step: self._finish(self._stage1[step]), start, stop)
             return
         try:
             for crops in self._crops(start, stop):
                 self._record_bad(crops)
                 no_replacement = len(crops.ids) == 0
-                if no_replacement or (crops.bad and self._stage1.world_size == 1):  # several ranks check in `share`
+                if no_replacement or (crops.bad and self._stage1.world_size == 1):  # ranks check in `merge_skips`
                     self._check_bad_share(no_replacement=no_replacement)
                 yield self._finish(crops)
         except StopRequested:
@@ -145,26 +150,20 @@ class ViewLoader:
 
     def restore_skipped(self, skips: Iterable[Skip]) -> None:
         """Restore `skipped` of a resumed run."""
-        self.skipped = list(skips)
-        self._bad = {skip.index for skip in self.skipped}
-        self._seen[list(self._bad)] = True
-        self._shared = len(self.skipped)
+        self._skips = {skip.index: skip for skip in skips}
+        self._seen[list(self._skips)] = True
+        self._merged = len(self._skips)
 
-    def unshared(self) -> list[Skip]:
-        """Return the bad images found by this rank since the last `share`."""
-        return self.skipped[self._shared :]
+    def new_skips(self) -> list[Skip]:
+        """Return the bad images found by this rank since the last `merge_skips`."""
+        return self.skipped[self._merged :]
 
-    def share(self, of_all: Iterable[list[Skip]]) -> None:
-        """Add the `unshared` images of all ranks, in rank order, and check the share of bad images."""
-        self.skipped = self.skipped[: self._shared]
-        known = {skip.index for skip in self.skipped}
-        for skip in (skip for part in of_all for skip in part):
-            if skip.index not in known:
-                known.add(skip.index)
-                self.skipped.append(skip)
-        self._shared = len(self.skipped)
-        self._bad = known
-        self._seen[list(known)] = True
+    def merge_skips(self, parts: Iterable[list[Skip]]) -> None:
+        """Add the `new_skips` of all ranks, in rank order, and check the share of bad images."""
+        merged = {skip.index: skip for skip in self.skipped[: self._merged]}
+        for skip in itertools.chain.from_iterable(parts):
+            merged.setdefault(skip.index, skip)
+        self.restore_skipped(merged.values())
         self._check_bad_share()
 
     def _crops(self, start: int, stop: int) -> Iterator[Crops]:
@@ -173,7 +172,7 @@ class ViewLoader:
             crops = map(self._stage1.__getitem__, range(start, stop))
         else:
             crops = in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
-        return until_stopped(crops) if is_remote(self._stage1.dataset) else crops
+        return until_stopped(crops) if self._stage1.dataset.remote else crops
 
     def _finish(self, crops: Crops) -> Batch:
         """Apply stage 2 on the device."""
@@ -200,16 +199,15 @@ class ViewLoader:
         self._seen[self._stage1.global_batch(crops.step)[1]] = True
         for index, reason in crops.bad.items():
             self._seen[index] = True
-            if index not in self._bad:
-                self._bad.add(index)
-                self.skipped.append(Skip(index, self._stage1.dataset.key(index), reason))
+            if index not in self._skips:
+                self._skips[index] = Skip(index, self._stage1.dataset.key(index), reason)
 
     def _check_bad_share(self, *, no_replacement: bool = False) -> None:
         """Raise UserError if no replacement was found, or too many images are bad.
 
         That is a share above the limit of the whole dataset, or of the images seen by four standard deviations.
         """
-        seen, bad, share = int(self._seen.sum()), len(self._bad), self._max_bad_share
+        seen, bad, share = int(self._seen.sum()), len(self._skips), self._max_bad_share
         likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)
         if no_replacement or bad > share * len(self._seen) or (bad >= _FEW_BAD and bad > likely):
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
@@ -217,17 +215,6 @@ class ViewLoader:
                 f"{bad} of the {seen} images of {self._stage1.dataset.name} read so far are bad; a share of at most "
                 f"{share:g} is allowed. For example: {examples}. Remove or repair them, or allow a larger share."
             )
-
-
-@dataclass
-class _BothStages(Dataset[Batch]):
-    """Both stages of a step as a dataset, for a thread."""
-
-    crops: CropSteps
-    finish: Callable[[Crops], Batch]
-
-    def __getitem__(self, step: int) -> Batch:
-        return self.finish(self.crops[step])
 
 
 @dataclass
@@ -252,7 +239,7 @@ class CropSteps(Dataset[Crops]):
 
     def global_batch(self, step: int) -> tuple[int, Ids]:
         """Return the epoch of a step and the ids of all ranks' images."""
-        return batch_ids(len(self.dataset), self.batch_size, self.seed, step, order_of(self.dataset))
+        return batch_ids(len(self.dataset), self.batch_size, self.seed, step, self.dataset.epoch_order)
 
     def _from_memory(self, dataset: ArrayDataset, step: int, epoch: int, ids: Ids) -> Crops:
         images = dataset.images[ids]

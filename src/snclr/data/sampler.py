@@ -54,7 +54,7 @@ def steps_per_epoch(length: int, batch_size: int) -> int:
         raise UserError(f"the batch size is {batch_size}; it must be at least 1")
     if length < batch_size:
         raise UserError(
-            f"the dataset has {length} images, fewer than one batch of {batch_size}; "
+            f"the dataset has {length} image{'s' * (length != 1)}, fewer than one batch of {batch_size}; "
             f"use a batch size of at most {length}, or more images"
         )
     return length // batch_size
@@ -72,12 +72,13 @@ def batch_ids(
     (1, 4)
     """
     epoch, row = divmod(step, steps_per_epoch(length, batch_size))
-    permutation = _cached_order(length, seed, epoch) if order is None else order(seed, epoch)
+    permutation = cached_epoch_order(length, seed, epoch) if order is None else order(seed, epoch)
     return epoch, permutation[row * batch_size : (row + 1) * batch_size]
 
 
 @functools.lru_cache(maxsize=2)  # consecutive steps need the same epoch, or the next one
-def _cached_order(length: int, seed: int, epoch: int) -> Ids:
+def cached_epoch_order(length: int, seed: int, epoch: int) -> Ids:
+    """Return `epoch_order`, read-only."""
     order = epoch_order(length, seed, epoch)
     order.setflags(write=False)
     return order

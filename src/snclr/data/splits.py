@@ -8,19 +8,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels, is_remote, open_dataset, order_of
+from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels, open_dataset
 from snclr.data.datasets.builtin import BUILTIN
+from snclr.data.datasets.folder import split_folder
 from snclr.data.datasets.huggingface import has_test_split, names_huggingface
 from snclr.data.decode import RGBImage
-from snclr.data.sampler import Ids, epoch_order
+from snclr.data.sampler import Ids
 from snclr.errors import UserError
+from snclr.io.hashing import sha256_text
 
 HELD_OUT = 0.2
 Index = npt.NDArray[np.int64]
 
 
 @dataclass
-class Subset:
+class Subset(ImageDataset):
     """A subset of a dataset, with its keys."""
 
     dataset: ImageDataset
@@ -29,7 +31,7 @@ class Subset:
     def __post_init__(self) -> None:
         self.name = self.dataset.name
         self.classes = self.dataset.classes
-        self.remote = is_remote(self.dataset)
+        self.remote = self.dataset.remote
         self.labels: Labels | None = None if self.dataset.labels is None else self.dataset.labels[self.index]
 
     def __len__(self) -> int:
@@ -45,19 +47,16 @@ class Subset:
 
     def epoch_order(self, seed: int, epoch: int) -> Ids:
         """Return the dataset's own order restricted to the subset, or the default order."""
-        order = order_of(self.dataset)
-        if order is None:
-            return epoch_order(len(self), seed, epoch)
+        if type(self.dataset).epoch_order is ImageDataset.epoch_order:
+            return super().epoch_order(seed, epoch)
         position = np.full(len(self.dataset), -1, dtype=np.int64)
         position[self.index] = np.arange(len(self))
-        chosen: Ids = position[order(seed, epoch)]
+        chosen: Ids = position[self.dataset.epoch_order(seed, epoch)]
         return chosen[chosen >= 0]
 
     def fingerprint(self) -> str:
         """Hash the fingerprint of the dataset and the indices."""
-        import hashlib
-
-        return hashlib.sha256((self.dataset.fingerprint() + self.index.tobytes().hex()).encode()).hexdigest()
+        return sha256_text(self.dataset.fingerprint() + self.index.tobytes().hex())
 
 
 def take(dataset: ImageDataset, index: Index) -> ImageDataset:
@@ -94,7 +93,7 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[I
     """
     if test is not None:
         return _open(data, "train"), _open(test, "test"), f"train {data}, test {test}"
-    if _has_test_part(data):
+    if has_test_part(data):
         return _open(data, "train"), _open(data, "test"), f"{data}, its own train and test split"
     whole = _open(data, "train")
     if whole.labels is None:
@@ -108,18 +107,16 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[I
     return take(whole, kept), take(whole, held), description
 
 
-def _has_test_part(data: str) -> bool:
+def has_test_part(data: str) -> bool:
     """Return whether a dataset has its own test split."""
     if names_huggingface(data):
         return has_test_split(data)
     if data.lower() in BUILTIN:
         return "test" in BUILTIN[data.lower()].splits
     folder = Path(data).expanduser()
-    return data.lower() == "demo" or (
-        (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val"))
-    )
+    return data.lower() == "demo" or split_folder(folder, "test") != folder
 
 
 def _open(data: str, split: str) -> ImageDataset:
     """Open a split, or all of a dataset without splits."""
-    return open_dataset(data, split=split if _has_test_part(data) else "train", download=True)
+    return open_dataset(data, split=split if has_test_part(data) else "train", download=True)

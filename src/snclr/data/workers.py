@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -35,15 +35,16 @@ Item = TypeVar("Item")
 
 _PREFETCH = 2  # items computed ahead (by each worker)
 _GRACE_SECONDS = 1.0  # for a worker to end by itself
+_FEEDER_SECONDS = 10.0  # for a thread of a closed queue to end
 
 
-def in_thread(items: Dataset[Item], start: int, stop: int) -> Iterator[Item]:
-    """Yield items start … stop - 1, computed ahead by one thread."""
+def in_thread(compute: Callable[[int], Item], start: int, stop: int) -> Iterator[Item]:
+    """Yield compute(start) … compute(stop - 1), computed ahead by one thread."""
     ahead: deque[Future[Item]] = deque()
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snclr-views")
     try:
         for number in range(start, stop):
-            ahead.append(pool.submit(items.__getitem__, number))
+            ahead.append(pool.submit(compute, number))
             if len(ahead) > _PREFETCH:
                 yield ahead.popleft().result()
         while ahead:
@@ -85,7 +86,9 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
             pin_memory=pin,
             generator=torch.Generator(),  # the global random state must not depend on the workers
         )
+        threads = set(threading.enumerate())
         iterator = iter(loader)
+        feeders = set(threading.enumerate()) - threads  # they send the numbers to the workers
     parent_alive.close()
     try:
         for item in iterator:
@@ -95,6 +98,9 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
     finally:
         our_end.close()
         del iterator  # ends the workers
+        # A feeder deletes the semaphores of its queue. If Python exited meanwhile, the resource tracker would complain.
+        for feeder in feeders:
+            feeder.join(_FEEDER_SECONDS)
 
 
 class _Shared(Dataset[Item]):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from snclr.errors import OtherRankError, UserError
+from snclr.errors import OtherRankError, UserError, first_line
 from snclr.runtime.stop import StopFlag
 
 ValueT = TypeVar("ValueT")
@@ -217,19 +217,17 @@ def name_missing_ranks() -> Iterator[None]:
             missing = ", ".join(map(str, _unresponsive_ranks())) or "unknown"
         raise UserError(
             f"rank {dist.get_rank()} lost the connection to other ranks, or waited longer than the timeout. Ranks that"
-            f" do not respond: {missing}. ({str(error).splitlines()[0]})"
+            f" do not respond: {missing}. ({first_line(error)})"
         ) from error
 
 
 def _unresponsive_ranks() -> list[int]:
     """Exchange one byte with every other rank and return those that do not answer within a few seconds.
 
-    `dist.monitored_barrier` would not do: it names no rank that has died, waits without a limit if rank 0 is missing,
-    and is for gloo alone.
+    `dist.monitored_barrier` does not name a rank that has died, waits forever if rank 0 is missing, and needs gloo.
     """
     others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     deadline = time.monotonic() + _RESPONSE_SECONDS
-
     byte = torch.zeros(1, dtype=torch.uint8)
     works: dict[int, Any] = {}
     for rank in others:

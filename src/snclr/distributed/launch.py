@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distribute
 
 from snclr.distributed.collectives import create_long_group, destroy_process_groups, rank_and_size
 from snclr.distributed.environment import ResolvedEnvironment, resolve_environment, unused_slurm_tasks
-from snclr.errors import UserError
+from snclr.errors import UserError, first_line
 from snclr.runtime.device import pick_device
 from snclr.runtime.stop import STARTED_BY, stop_with_parent
 
@@ -128,7 +128,7 @@ def _connect(fabric: Any, env: ResolvedEnvironment, timeout: float) -> None:
             raise
         raise UserError(
             f"rank {env.rank} could not connect to all {env.world_size} ranks at {address}"
-            f" ({str(error).splitlines()[0]}). Start every rank within {timeout:g} seconds, where it can reach that"
+            f" ({first_line(error)}). Start every rank within {timeout:g} seconds, where it can reach that"
             " address and port."
         ) from error
     if (actual := rank_and_size()) != (env.rank, env.world_size):

@@ -1,12 +1,12 @@
-"""Batch norm with the statistics of all processes: one result, however many share the batch.
+"""Batch norm with the statistics of all ranks, so that the result does not depend on their number.
 
-torch's own SyncBatchNorm does this on GPUs and refuses the CPU; the layer here is for the CPU. With n values of a
-channel over all processes, x̂ = (x − μ) / √(σ² + ε) and g = ∂L/∂y:
+torch's SyncBatchNorm supports GPUs only; the layer here is for the CPU. With n values of a channel over all ranks,
+x̂ = (x − μ) / √(σ² + ε) and g = ∂L/∂y:
 
-    forward   μ = Σ n_r μ_r / n,  σ² = Σ (n_r σ²_r + n_r (μ_r − μ)²) / n    from each process's n_r, μ_r, σ²_r
-    backward  ∂L/∂x = w / √(σ² + ε) · (g − Σg / n − x̂ Σ(g x̂) / n)         from each process's Σg, Σ(g x̂)
+    forward   μ = Σ n_r μ_r / n,  σ² = Σ n_r (σ²_r + (μ_r − μ)²) / n       from n_r, μ_r, σ²_r of each rank r
+    backward  ∂L/∂x = w / √(σ² + ε) · (g − Σg / n − x̂ Σ(g x̂) / n)         from Σg, Σ(g x̂) of each rank
 
-The gradients of scale and shift stay this process's own: they are averaged with all others, as every gradient is.
+The gradients of weight and bias are this rank's own; DDP averages them as all others.
 """
 
 from __future__ import annotations
@@ -23,88 +23,70 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def synchronize_batch_norm(module: ModuleT) -> ModuleT:
-    """Replace each batch norm by a synchronized one with the same parameters, buffers and keys, where processes share.
+    """Synchronize every batch norm of `module`, which keeps its parameters, buffers and keys; return the module.
 
-    Each takes the kind its device has when it is called: convert after moving to a GPU.
+    Call it after moving the module to its device. On a single rank nothing changes.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    >>> synchronize_batch_norm(net) is net  # alone, nothing changes
+    >>> synchronize_batch_norm(net) is net
     True
     """
     if not is_distributed():
         return module
     if any(parameter.is_cuda for parameter in module.parameters()):
-        converted: ModuleT = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-        return converted
-    return _convert(module)
+        from timm.layers.norm_act import convert_sync_batchnorm  # torch's own drops the activation of BatchNormAct2d
 
-
-def _convert(module: Any) -> Any:
-    if isinstance(module, _BatchNorm) and not isinstance(module, CpuSyncBatchNorm):
-        return CpuSyncBatchNorm.taking_over(module)
-    for name, child in module.named_children():
-        setattr(module, name, _convert(child))
+        return convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.__class__ = CpuSyncBatchNorm
     return module
 
 
 class CpuSyncBatchNorm(_BatchNorm):
-    """A batch norm over (N, C, ...) whose training statistics are those of all processes."""
-
-    @classmethod
-    def taking_over(cls, norm: _BatchNorm) -> CpuSyncBatchNorm:
-        """The same parameters and buffers (not copies) in a synchronized layer."""
-        layer = cls(
-            norm.num_features,
-            norm.eps,
-            norm.momentum,
-            norm.affine,
-            norm.track_running_stats,
-            device=torch.device("meta"),
-        )
-        layer._parameters, layer._buffers = norm._parameters, norm._buffers
-        layer.training = norm.training
-        return layer
+    """A batch norm over (N, C, ...) whose training statistics are those of all ranks."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:
             raise ValueError(f"batch norm takes (N, C, ...), not {tuple(input.shape)}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize with the statistics of all processes in training, with the running ones in evaluation."""
-        if not (self.training and is_distributed()):
-            return super().forward(input)
-        self._check_input_dim(input)
-        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
-        self._follow(mean, variance, count)
+        """Normalize with the statistics of all ranks in training, with the running ones in evaluation."""
+        if self.training and is_distributed():
+            self._check_input_dim(input)
+            output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
+            self._update_running_statistics(mean, variance, count)
+        else:
+            output = super().forward(input)
+        for part in ("drop", "act"):  # of timm's BatchNormAct2d
+            output = getattr(self, part, nn.Identity())(output)
         return output
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Move the running statistics, as torch does: the variance there is the unbiased one."""
+    def _update_running_statistics(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Update the running statistics as torch does, with the unbiased variance."""
         if not self.track_running_stats:
             return
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None  # noqa: PT018
         self.num_batches_tracked.add_(1)
-        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = variance * (count / (count - 1).clamp(min=1))
-        self.running_mean.mul_(1 - share).add_(mean.to(self.running_mean), alpha=share)
-        self.running_var.mul_(1 - share).add_(unbiased.to(self.running_var), alpha=share)
+        self.running_mean.mul_(1 - momentum).add_(mean.to(self.running_mean), alpha=momentum)
+        self.running_var.mul_(1 - momentum).add_(unbiased.to(self.running_var), alpha=momentum)
 
 
 class _Normalize(torch.autograd.Function):
-    """Batch norm's training formula with sums over all processes: output, mean (C,), biased variance (C,), count ()."""
+    """The training formula: return the output, mean (C,), biased variance (C,) and count () over all ranks."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dims, shape = _other_dims(x), _channel_shape(x)
-        # In the layer's own precision or better: half precision would lose the small sums.
-        values = x.to(torch.promote_types(x.dtype, torch.float32))
+        dims, shape = _reduced_dims(x), _channel_shape(x)
+        values = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision would lose small terms of the sums
         variance, mean = torch.var_mean(values, dims, correction=0)
         own = values.new_tensor([x.numel() // x.shape[1]])
-        # All at once: a message costs the same whether it holds one number or a thousand.
-        of_all = all_gather(torch.cat([own, mean, variance])[None])
+        of_all = all_gather(torch.cat([own, mean, variance])[None])  # one message: its latency exceeds its transfer
         counts, means, variances = torch.split(of_all, [1, x.shape[1], x.shape[1]], dim=1)
         count = counts.sum()
         mean = (counts * means).sum(0) / count
@@ -112,8 +94,9 @@ class _Normalize(torch.autograd.Function):
         inverse = (variance + eps).rsqrt()
         normalized = (values - mean.view(shape)).mul_(inverse.view(shape))
         ctx.save_for_backward(normalized, weight, inverse, count)
-        output = normalized if weight is None else normalized * weight.view(shape)
-        output = (output.clone() if weight is None else output) if bias is None else output + bias.view(shape)
+        output = normalized.clone() if weight is None else normalized * weight.view(shape)
+        if bias is not None:
+            output += bias.view(shape)
         ctx.mark_non_differentiable(mean, variance, count)
         return output.to(x.dtype), mean, variance, count
 
@@ -121,25 +104,20 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         normalized, weight, inverse, count = ctx.saved_tensors
         gradient = gradients[0].to(normalized.dtype)
-        dims, shape = _other_dims(gradient), _channel_shape(gradient)
+        dims, shape = _reduced_dims(gradient), _channel_shape(gradient)
         sum_g, sum_gx = gradient.sum(dims), (gradient * normalized).sum(dims)
-        both = all_reduce_sum(torch.cat([sum_g, sum_gx])) / count
-        mean_g, mean_gx = both.chunk(2)
+        mean_g, mean_gx = (all_reduce_sum(torch.cat([sum_g, sum_gx])) / count).chunk(2)
         scale = inverse if weight is None else inverse * weight
         x_gradient = (gradient - mean_g.view(shape) - normalized * mean_gx.view(shape)) * scale.view(shape)
-        return (
-            x_gradient.to(gradients[0].dtype),
-            sum_gx if ctx.needs_input_grad[1] else None,
-            sum_g if ctx.needs_input_grad[2] else None,
-            None,
-        )
+        of_weight, of_bias = (sum_gx, sum_g) if weight is not None else (None, None)
+        return x_gradient.to(gradients[0].dtype), of_weight, of_bias, None
 
 
-def _other_dims(x: Tensor) -> list[int]:
-    """Every dim but the channels'."""
+def _reduced_dims(x: Tensor) -> list[int]:
+    """Return all dims except that of the channels."""
     return [0, *range(2, x.ndim)]
 
 
 def _channel_shape(x: Tensor) -> tuple[int, ...]:
-    """How a value a channel (C,) is spread over x (N, C, ...)."""
+    """Return the shape that broadcasts (C,) over x (N, C, ...)."""
     return (1, x.shape[1], *(1,) * (x.ndim - 2))

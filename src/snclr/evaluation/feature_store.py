@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from snclr.data.splits import Subset
 from snclr.errors import UserError
 from snclr.evaluation.state import EVALUATION, short_hash
 from snclr.io.atomic import discard, write_atomic
-from snclr.io.hashing import weights_digest
 
 FEATURES = "features"
 _INFO = "info.json"
@@ -117,13 +116,6 @@ class FeatureStore:
                 outdated = True
             if outdated:
                 discard(path)
-
-
-def open_store(
-    run: Path | str, role: str, state: dict[str, Any], dataset: ImageDataset, *, image_size: int, device: str
-) -> FeatureStore:
-    """Open the store of a network of the run, given by its state_dict."""
-    return FeatureStore(Path(run), role, weights_digest(state), dataset, image_size, device)
 
 
 def stamp(dataset: ImageDataset, ids: Ids) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from snclr.data.datasets.base import ImageDataset, Labels, is_remote
+from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.loader import Skip
 from snclr.data.remote.retry import until_stopped
 from snclr.data.sampler import Ids
@@ -43,25 +43,15 @@ class Features:
 
     def take(self, rows: Tensor) -> Features:
         """Select rows by position."""
-        return Features(
-            self.features[rows], None if self.labels is None else self.labels[rows], self.ids[rows], self.skipped
-        )
+        labels = None if self.labels is None else self.labels[rows]
+        return Features(self.features[rows], labels, self.ids[rows], self.skipped)
 
 
 def extract_features(
-    encoder: nn.Module,
-    dataset: ImageDataset,
-    *,
-    image_size: int,
-    batch_size: int = 128,
-    workers: int = 0,
-    device: torch.device | str = "cpu",
-    labels: Labels | None = None,
-    description: str = "features",
-    store: FeatureStore | None = None,
-    stop: StopFlag | None = None,
-    quiet: bool = False,
-) -> Features:
+    encoder: nn.Module, dataset: ImageDataset, *, image_size: int, batch_size: int = 128, workers: int = 0,
+    device: torch.device | str = "cpu", labels: Labels | None = None, description: str = "features",
+    store: FeatureStore | None = None, stop: StopFlag | None = None, quiet: bool = False,
+) -> Features:  # fmt: skip
     """Extract the features of every image's center crop with the encoder in evaluation mode on `device`.
 
     Unreadable images are skipped and listed. `labels` (one per image) replaces those of the dataset: see
@@ -98,10 +88,8 @@ def extract_features(
 
 def _read_blocks(store: FeatureStore, blocks: list[Ids]) -> dict[int, Block]:
     """Return the cached blocks by number; those that not every rank could read are left out."""
-    cached = {}
-    for number, ids in enumerate(blocks):
-        if (block := store.read(number, ids)) is not None:
-            cached[number] = block
+    read = ((number, store.read(number, ids)) for number, ids in enumerate(blocks))
+    cached = {number: block for number, block in read if block is not None}
     common = set.intersection(*all_gather_objects(set(cached)))
     return {number: cached[number] for number in common}
 
@@ -127,6 +115,13 @@ def _concatenate(dataset: ImageDataset, blocks: dict[int, Block], labels: Labels
     return Features(features, known, torch.from_numpy(ids), skipped)
 
 
+def feature_width(encoder: nn.Module, image_size: int, device: torch.device | str) -> int:
+    """Return the number of features of an encoder, found with one black image."""
+    black = torch.zeros(1, image_size, image_size, 3, dtype=torch.uint8)
+    with frozen(encoder):
+        return _forward(encoder.to(device), black, torch.device(device)).shape[1]
+
+
 def pixel_features(dataset: ImageDataset, image_size: int, *, workers: int = 0, quiet: bool = True) -> Features:
     """Return the flattened normalized pixels (n, 3·S·S), a baseline for any encoder."""
     return extract_features(
@@ -135,17 +130,9 @@ def pixel_features(dataset: ImageDataset, image_size: int, *, workers: int = 0, 
 
 
 def encode_batches(
-    encoder: nn.Module,
-    dataset: ImageDataset,
-    plan: Plan,
-    *,
-    image_size: int,
-    workers: int,
-    device: torch.device | str,
-    progress: Progress,
-    start: int = 0,
-    stop: StopFlag | None = None,
-) -> Iterator[Block]:
+    encoder: nn.Module, dataset: ImageDataset, plan: Plan, *, image_size: int, workers: int,
+    device: torch.device | str, progress: Progress, start: int = 0, stop: StopFlag | None = None,
+) -> Iterator[Block]:  # fmt: skip
     """Encode the batches of a plan from `start`; each rank encodes its chunks and yields the whole batch on `device`.
 
     The caller sets the encoder's mode (see `frozen`). A stop discards the current batch and raises StopRequested. It
@@ -154,7 +141,7 @@ def encode_batches(
     device = torch.device(device)
     encoder.to(device)
     chunks = read_chunks(dataset, plan, image_size=image_size, workers=workers, start=start)
-    if stop is not None and is_remote(dataset):
+    if stop is not None and dataset.remote:
         chunks = until_stopped(chunks)
     for _ in range(start, plan.steps):
         ids, features = [torch.empty(0, dtype=torch.int64)], []
@@ -217,7 +204,7 @@ def _forward(encoder: nn.Module, pixels: Tensor, device: torch.device) -> Tensor
         features: Tensor = encoder(images)
         if features.ndim != 2:
             raise UserError(
-                f"the encoder returns {tuple(features.shape)} for {len(images)} images; give an encoder without its "
+                f"the encoder returns an output of shape {tuple(features.shape)}; give an encoder without its "
                 "classifier, which returns (images, features)"
             )
         return features.float()

@@ -8,23 +8,23 @@ the labels and 30 on more, and a head initialized to zero. Only the batch size d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snclr.data.datasets.base import ImageDataset, Labels
+from snclr.data.datasets.base import ImageDataset
 from snclr.data.loader import Batch, Skip, ViewLoader
 from snclr.data.splits import take
 from snclr.data.transforms.views import TRAIN_CROP
 from snclr.distributed.collectives import (
     all_reduce_sum,
-    broadcast_object,
     check_equal_across_ranks,
     raise_on_all_ranks,
     rank_and_size,
@@ -32,19 +32,17 @@ from snclr.distributed.collectives import (
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
-from snclr.evaluation.linear import known_classes
-from snclr.evaluation.results import FinetuneResult
-from snclr.evaluation.scoring import describe_sets, labeled, match_labels, top_shares, true_ranks
+from snclr.evaluation.results import FinetuneResult, count
+from snclr.evaluation.scoring import describe_sets, known_classes, labeled, top_shares, true_ranks
 from snclr.evaluation.session import EvalTarget, Session, open_target
-from snclr.evaluation.state import EvalState
+from snclr.evaluation.state import EvalState, fit_task
 from snclr.evaluation.subsets import LabeledSubset, choose_subset
 from snclr.io.atomic import explain_unwritable, write_atomic
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec, build_encoder
-from snclr.runtime.stop import StopFlag
 from snclr.train.optim import scaled_lr
 from snclr.train.schedule import warmup_cosine
-from snclr.train.trainer import LoaderTask, Trainer, check_finite, load_checkpoint
+from snclr.train.trainer import LoaderTask, check_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +68,17 @@ class FinetuneSettings:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be a finite number of 0 or more")
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Sequential):
     """An encoder and a linear head initialized to zero: images (N, 3, S, S) to logits (N, C)."""
 
-    def __init__(self, encoder: nn.Module, num_features: int, num_classes: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = nn.Linear(num_features, num_classes)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+    encoder: nn.Module
+    head: nn.Linear
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch."""
-        logits: Tensor = self.head(self.encoder(images))
-        return logits
+    def __init__(self, encoder: nn.Module, num_features: int, num_classes: int) -> None:
+        head = nn.Linear(num_features, num_classes)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        super().__init__(OrderedDict(encoder=encoder, head=head))
 
 
 def build_classifier(
@@ -116,7 +111,7 @@ class FinetuneTask(LoaderTask):
     def __post_init__(self) -> None:
         self.model.to(self.device)
         self.model.encoder.to(memory_format=torch.channels_last)
-        self.model = self.core = synchronize_batch_norm(self.model)
+        self.model = self.module = synchronize_batch_norm(self.model)
         s = self.settings
         self.rank, self.world_size = rank_and_size()
         groups = [{"params": [p for p in self.model.encoder.parameters() if p.requires_grad], "lr": s.lr}]
@@ -167,18 +162,18 @@ class FinetuneTask(LoaderTask):
 
 
 def evaluate_finetune(
-    session: Session, run: str | Path, *, data: str | None, test: str | None, labels: str | Path, from_scratch: bool,
-    epochs: int | None, batch_size: int, lr: float, head_lr: float | None, weight_decay: float, workers: int, seed: int,
+    session: Session, *, data: str | None, test: str | None, labels: str | Path, from_scratch: bool,
+    epochs: int | None, batch_size: int, lr: float, head_lr: float | None, weight_decay: float, seed: int,
 ) -> FinetuneResult:  # fmt: skip
     """Fine-tune a run on a subset of the labels, test it, and record the result.
 
     A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
     """
-    target = open_target(session, run, data, test, seed=seed)
+    target = open_target(session, data, test, seed=seed)
+    spec = target.spec
     base_lr = {"encoder": lr, "head": lr if head_lr is None else head_lr}
     with raise_on_all_ranks():  # a list of images may differ between nodes
-        train_labels, test_labels, _ = match_labels(target.train, target.test)
-        subset = choose_subset(target.train, train_labels, labels, seed=seed)
+        subset = choose_subset(target.train, target.train_labels, labels, seed=seed)
         batch = shared_batch_size(batch_size, len(subset.index))
         if epochs is None:
             epochs = 60 if subset.share < Fraction(3, 200) else 30
@@ -188,39 +183,34 @@ def evaluate_finetune(
         )  # fmt: skip
         dataset = take(target.train, subset.index)
         assert dataset.labels is not None
-        known_test_labels = torch.from_numpy(test_labels[test_labels >= 0])
-        classes = known_classes(torch.from_numpy(dataset.labels), known_test_labels)
+        test_labels = torch.from_numpy(target.test_labels[target.test_labels >= 0])
+        classes = known_classes(torch.from_numpy(dataset.labels), test_labels)
         identity = {
             "settings": asdict(settings),
             "start": "scratch" if from_scratch else weights_digest(target.encoder.state_dict()),
-            "encoder": target.spec.to_dict(),
+            "encoder": spec.to_dict(),
             "list_sha256": subset.sha256,
             "data": dataset.fingerprint(),
             "classes": classes.tolist(),
         }
-        saved = EvalState(target.run, f"finetune-{subset.tag}", identity)
-        model = build_classifier(target.encoder, target.spec, len(classes), from_scratch=from_scratch, seed=seed)
+        saved = EvalState(session.run, f"finetune-{subset.tag}", identity)
+        model = build_classifier(target.encoder, spec, len(classes), from_scratch=from_scratch, seed=seed)
         task = FinetuneTask(
-            model, dataset, classes, settings, target.spec.image_size, workers=workers, device=target.device,
+            model, dataset, classes, settings, spec.image_size, workers=session.workers, device=session.device,
             nonfinite=saved.folder.with_name(f"{saved.folder.name}-nonfinite.json"),
         )  # fmt: skip
     check_equal_across_ranks(lambda: subset.sha256, f"images in {labels}")
-    list_file = _write_list(target.run, subset, seed)
+    list_file = session.on_rank_zero(lambda: _write_list(session.run, subset, seed))
     with saved:
-        checkpoints = saved.folder / "checkpoints"
-        weights = "new weights" if from_scratch else f"the weights of {target.run}"
-        Trainer(
-            task=task, description="fine-tuning", checkpoints=checkpoints, stop=session.stop, identity=saved.identity,
-            device=task.device, quiet=session.quiet,
-            opening=f"fine-tuning {target.spec.name} from {weights} on {subset.description}, {settings.epochs} epochs, "
-            f"on {target.device}",
-        ).fit(load_checkpoint(checkpoints, task.device, saved.identity, quiet=session.quiet))  # fmt: skip
-        score = evaluate_classifier(
-            task.model, classes, target.test, test_labels, image_size=target.spec.image_size, workers=workers,
-            device=target.device, quiet=session.quiet, stop=session.stop,
+        weights = "new weights" if from_scratch else f"the weights of {session.run}"
+        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {settings.epochs} epochs"
+        fit_task(
+            task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
+            quiet=session.quiet, opening=f"{opening}, on {session.device}",
         )  # fmt: skip
+        score = evaluate_classifier(task.model, classes, session, target)
         record = session.record(
-            target.run, "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
+            "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
             _protocol(target, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
             settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
             model_sha256=weights_digest(task.model.state_dict()),
@@ -239,45 +229,39 @@ def shared_batch_size(given: int, images: int) -> int:
     return images - images % world_size
 
 
-@dataclass(frozen=True)
-class Score:
-    """Accuracies in [0, 1] on the test images; `top5` is None with five classes or fewer."""
+class ClassifierScore(NamedTuple):
+    """Accuracies in [0, 1] on the labeled test images; `top5` is None with five classes or fewer."""
 
     top1: float
     top5: float | None
     images: int
     unlabeled: int
-    skipped: Sequence[Skip]
+    skipped: list[Skip]
 
 
-def evaluate_classifier(
-    model: Classifier, classes: Tensor, test: ImageDataset, labels: Labels, *, image_size: int, workers: int,
-    device: str, quiet: bool, stop: StopFlag | None = None,
-) -> Score:  # fmt: skip
-    """Test a classifier on center crops; `labels` (n,) use the class numbers in `classes` (C,)."""
+def evaluate_classifier(model: Classifier, classes: Tensor, session: Session, target: EvalTarget) -> ClassifierScore:
+    """Test a classifier of the `classes` (C,) on the center crops of the test images."""
     tested = extract_features(
-        model, test, image_size=image_size, workers=workers, device=device, labels=labels, description="test",
-        stop=stop, quiet=quiet,
+        model, target.test, image_size=target.spec.image_size, workers=session.workers, device=session.device,
+        labels=target.test_labels, description="test", stop=session.stop, quiet=session.quiet,
     )  # fmt: skip
     logits, truth, unlabeled = labeled(tested.features, tested.labels, "test")
     ranks = true_ranks(logits, torch.searchsorted(classes, truth))
-    return Score(*top_shares(ranks, len(classes)), len(truth), unlabeled, tested.skipped)
+    return ClassifierScore(*top_shares(ranks, len(classes)), len(truth), unlabeled, tested.skipped)
 
 
 def _write_list(run: Path, subset: LabeledSubset, seed: int) -> Path:
     """Write the names of the labeled images to the run directory; keep an existing list of other images."""
     path = run / f"finetune-{subset.tag}-seed{seed}.txt"
-    with raise_on_all_ranks():
-        if rank_and_size()[0] == 0:
-            with explain_unwritable(path, "copy the run to a directory you can write"):
-                if path.is_file() and path.read_bytes() != subset.text.encode():
-                    path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
-                write_atomic(path, subset.text)
-    return broadcast_object(path)
+    with explain_unwritable(path, "copy the run to a directory you can write"):
+        if path.is_file() and path.read_bytes() != subset.text.encode():
+            path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
+        write_atomic(path, subset.text)
+    return path
 
 
 def _protocol(
-    target: EvalTarget, subset: LabeledSubset, task: FinetuneTask, score: Score, *, from_scratch: bool,
+    target: EvalTarget, subset: LabeledSubset, task: FinetuneTask, score: ClassifierScore, *, from_scratch: bool,
     base_lr: dict[str, float],
 ) -> str:  # fmt: skip
     """Describe the whole measurement in one sentence."""
@@ -294,5 +278,5 @@ def _protocol(
         f"{s.batch_size}, learning rate {s.lr:g} for the encoder ({base_lr['encoder']:g} × batch/256) and "
         f"{s.head_lr:g} for the head ({base_lr['head']:g} × batch/256), cosine to 0, seed {s.seed}; "
         f"tested on center crops after the last epoch; {sets}"
-        + (f"; {unreadable} images could not be read" if unreadable else "")
+        + (f"; {count(unreadable, 'image')} could not be read" if unreadable else "")
     )

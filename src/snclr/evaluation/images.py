@@ -16,7 +16,8 @@ from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids, epoch_order
-from snclr.data.transforms.views import TRAIN_CROP, crop_views, eval_view, train_crop
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import TRAIN_CROP, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
 
 
@@ -53,32 +54,33 @@ class Plan:
     part: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
-        batches = [self._chunks(start) for start in range(0, len(self.ids), self.batch)]
-        self._epoch = [chunk for batch in batches for chunk in batch]
-        self._per_batch = len(batches[0]) if batches else 0
-        self._batches = len(batches)
-        self.steps = len(batches) * (self.epochs or 1)
-
-    def _chunks(self, start: int) -> list[tuple[int, int, bool]]:
-        """Return start, stop and `ends_batch` of this rank's chunks of the batch that begins at `start`."""
-        end = min(start + self.batch, len(self.ids))
         rank, world_size = self.part
-        count = -(-(end - start) // (self.chunk * world_size))
-        starts = [min(start + number * self.chunk, end) for number in range(rank * count, (rank + 1) * count)]
-        return [(first, min(first + self.chunk, end), i == count) for i, first in enumerate(starts, start=1)]
+        self._chunks: list[tuple[int, int, bool]] = []  # start, stop and `ends_batch` of an epoch's chunks of this rank
+        self._first_chunks: list[int] = []  # of each batch
+        for start in range(0, len(self.ids), self.batch):
+            end = min(start + self.batch, len(self.ids))
+            count = -(-(end - start) // (self.chunk * world_size))
+            self._first_chunks.append(len(self._chunks))
+            for number in range(count):
+                first = min(start + (rank * count + number) * self.chunk, end)
+                self._chunks.append((first, min(first + self.chunk, end), number + 1 == count))
+        self.steps_per_epoch = len(self._first_chunks)
+        self.steps = self.steps_per_epoch * (self.epochs or 1)
 
     def __len__(self) -> int:
-        return len(self._epoch) * (self.epochs or 1)
+        return len(self._chunks) * (self.epochs or 1)
 
     def first_request(self, step: int) -> int:
         """Return the number of the first request after `step` batches."""
-        epoch, batch = divmod(step, max(1, self._batches))
-        return epoch * len(self._epoch) + batch * self._per_batch
+        if step == self.steps:
+            return len(self)
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        return epoch * len(self._chunks) + self._first_chunks[batch]
 
     def request(self, number: int) -> Request:
         """Return the images of one chunk."""
-        epoch, number = divmod(number, len(self._epoch))
-        start, stop, last = self._epoch[number]
+        epoch, number = divmod(number, len(self._chunks))
+        start, stop, last = self._chunks[number]
         if self.epochs is None:
             return Request(self.ids[start:stop], None, last)
         return Request(self.ids[_order(len(self.ids), self.seed, epoch)[start:stop]], epoch, last)
@@ -107,7 +109,7 @@ def read_chunks(
     if workers == 0 or first == len(plan):
         return map(reader.__getitem__, range(first, len(plan)))
     if isinstance(dataset, ArrayDataset):
-        return in_thread(reader, first, len(plan))
+        return in_thread(reader.__getitem__, first, len(plan))
     return in_processes(reader, first, len(plan), workers=workers)
 
 
@@ -141,5 +143,5 @@ class _Reader(Dataset[Chunk]):
         # Decode large enough that neither a center crop nor a random crop of 8 % of the area is upsampled.
         image = self.dataset.load(index, min_side=self.size * (2 if epoch is None else 4))
         if epoch is None:
-            return eval_view(image, self.size)
-        return train_crop(image, self.size, seed=self.plan.seed, epoch=epoch, index=index)
+            return center_crop(image, self.size)
+        return crop_view(image, TRAIN_CROP, self.size, seed=self.plan.seed, epoch=epoch, index=index, view=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,22 +18,24 @@ from snclr.data.sampler import Ids
 from snclr.data.splits import hold_out
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
-from snclr.evaluation.feature_store import FeatureStore, open_store
-from snclr.evaluation.features import extract_features, frozen
+from snclr.evaluation.feature_store import FeatureStore
+from snclr.evaluation.features import extract_features, feature_width, frozen
 from snclr.evaluation.images import Plan
 from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, StandardizedFeatures
 from snclr.evaluation.results import LinearResult
 from snclr.evaluation.scoring import (
     Labeled,
-    check_classes,
+    Score,
+    check_widths,
     describe_sets,
+    known_classes,
     labeled,
     match_labels,
     top_shares,
     true_ranks,
 )
 from snclr.evaluation.session import Session, open_target
-from snclr.evaluation.state import EvalState
+from snclr.evaluation.state import EvalState, fit_task
 from snclr.runtime.stop import StopFlag
 from snclr.train.optim import scaled_lr
 
@@ -54,15 +55,10 @@ class Trial(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinearScore:
-    """Accuracies in [0, 1]; `top5` is None with five classes or fewer."""
+class LinearScore(Score):
+    """The score of a linear classifier."""
 
-    top1: float
-    top5: float | None
     learning_rate: float
-    protocol: str
-    predictions: Tensor
-    """(n,) the predicted class of each labeled test image, on the CPU."""
     trials: list[Trial] = field(default_factory=list)
     """The learning rates tried by `linear_cached`."""
     skipped: list[Skip] = field(default_factory=list)
@@ -70,8 +66,8 @@ class LinearScore:
 
 
 def evaluate_linear(
-    session: Session, run: str | Path, *, data: str | None, test: str | None, protocol: Literal["cached", "paper"],
-    epochs: int | None, batch_size: int | None, lr: float | None, workers: int, seed: int,
+    session: Session, *, data: str | None, test: str | None, protocol: Literal["cached", "paper"], epochs: int | None,
+    batch_size: int | None, lr: float | None, seed: int,
 ) -> LinearResult:  # fmt: skip
     """Train and test a linear classifier on a run's encoder, and record the result.
 
@@ -79,40 +75,30 @@ def evaluate_linear(
     """
     if protocol not in ("cached", "paper"):
         raise UserError(f"protocol must be one of cached, paper, not {protocol!r}")
-    target = open_target(session, run, data, test, seed=seed)
+    target = open_target(session, data, test, seed=seed)
     kind, size = f"linear-{protocol}", target.spec.image_size
     given = {"epochs": epochs, "batch_size": batch_size}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    with session.state(run, kind, {**target.identity, **settings, "lr": lr, "seed": seed}) as state:
+    with session.state(kind, {**target.identity, **settings, "lr": lr, "seed": seed}) as state:
         settings |= {
             "data": target.description, "device": session.device, "state": state, "stop": session.stop, "seed": seed,
             "quiet": session.quiet,
         }  # fmt: skip
         if protocol == "cached":
-            labels = match_labels(target.train, target.test)[:2]
-            parts = zip((target.train, target.test), labels, ("training", "test"), strict=True)
-            common: dict[str, Any] = {"image_size": size, "workers": workers}
-            train_set, test_set = (
-                session.features(run, target.encoder, part, labels=y, description=f"{name} features", **common)
-                for part, y, name in parts
-            )
+            train_set, test_set = target.features(session)
             score = linear_cached(
                 train_set.features, train_set.labels, test_set.features, test_set.labels,
                 learning_rates=LEARNING_RATES if lr is None else (lr,), **settings,
             )  # fmt: skip
             skipped = len(train_set.skipped) + len(test_set.skipped)
         else:
-            store = None
-            if session.cache:
-                weights = target.encoder.state_dict()
-                store = open_store(run, "encoder", weights, target.test, image_size=size, device=session.device)
             score = linear_probe(
-                target.encoder, target.train, target.test, image_size=size, base_lr=lr, workers=workers, store=store,
-                **settings,
+                target.encoder, target.train, target.test, image_size=size, base_lr=lr, workers=session.workers,
+                store=session.store(target.encoder, target.test, size), **settings,
             )  # fmt: skip
             skipped = len(score.skipped)
-        numbers = {"top1": score.top1, "top5": score.top5}
-        record = session.record(run, kind, numbers, score.protocol, learning_rate=score.learning_rate, skipped=skipped)
+        facts = {"learning_rate": score.learning_rate, "skipped": skipped}
+        record = session.record(kind, score.numbers, score.protocol, **facts)
     return LinearResult.from_record(record)
 
 
@@ -134,7 +120,7 @@ def linear_probe(
         base_lr, architecture = paper_lr(encoder)
         why = f", the paper's for {architecture}"
     _check(epochs, batch_size, [base_lr])
-    train_labels, test_labels, _ = match_labels(train, test)
+    train_labels, test_labels = match_labels(train, test)
     ids = np.flatnonzero(train_labels >= 0)
     classes = known_classes(torch.from_numpy(train_labels[ids]), torch.from_numpy(test_labels[test_labels >= 0]))
     y = torch.searchsorted(classes, torch.from_numpy(train_labels))  # valid for labeled images only
@@ -146,7 +132,7 @@ def linear_probe(
         head, plan, y, encoder, train, image_size=image_size, workers=workers, device=device, stop=stop
     )
     with frozen(encoder):
-        task.fit("linear probe", "probe", state, stop, quiet=quiet or rank_and_size()[0] > 0)
+        fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=quiet)
     if not task.seen:
         raise UserError(f"none of the labeled images of {train.name} could be read")
     tested = extract_features(
@@ -162,7 +148,7 @@ def linear_probe(
         + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
     )
     unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
-    return LinearScore(*top_shares(ranks, len(classes)), lr, protocol, predictions, skipped=unreadable)
+    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, lr, skipped=unreadable)
 
 
 def paper_lr(encoder: nn.Module) -> tuple[float, str]:
@@ -192,16 +178,11 @@ def linear_cached(
     """
     _check(epochs, batch_size, learning_rates)
     known, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
-    if train.shape[1:] != test.shape[1:]:
-        raise UserError(
-            f"training features {tuple(train.shape)} and test features {tuple(test.shape)} differ in width; "
-            "take both from the same encoder"
-        )
+    check_widths(train, test, ("training", "test"))
     classes = known_classes(known.labels, queries.labels)
     features = StandardizedFeatures(
         known.features, torch.searchsorted(classes, known.labels), torch.device(device or train.device)
     )
-    quiet = quiet or rank_and_size()[0] > 0
 
     def fit(rows: Ids, rates: Sequence[float], stage: str) -> LinearHeads:
         """Train one head per learning rate on some rows."""
@@ -209,9 +190,10 @@ def linear_cached(
         batch = min(batch_size, len(rows))
         plan = Plan(rows, batch=batch, chunk=batch, epochs=epochs, seed=seed)
         with heads.fitting_threads(batch):
-            CachedTask(heads, plan, features).fit(
-                "linear classifier", stage, state, stop, quiet=quiet, log_every=plan.steps
-            )
+            fit_task(
+                CachedTask(heads, plan, features), state, stage, description="linear classifier", stop=stop,
+                device=features.device, quiet=quiet, log_every=plan.steps,
+            )  # fmt: skip
         return heads
 
     trials: list[Trial] = []
@@ -221,7 +203,7 @@ def linear_cached(
         if len(held_out) == 0:
             raise UserError(
                 "no class has two training images, so none can be held out to choose a learning rate; give more images "
-                "or one learning rate, such as learning_rates=[0.1]"
+                "or a learning rate, such as --lr 0.1"
             )
         rates = sorted(learning_rates)
         trials = _score_heads(fit(rows, rates, "grid"), rates, features, held_out)
@@ -236,12 +218,10 @@ def linear_cached(
         f"no augmentation, {_sgd(epochs, min(batch_size, len(known.labels)))}, "
         f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}; {sets}"
     )
-    return LinearScore(*top_shares(ranks, len(classes)), lr, protocol, predictions, trials=trials)
+    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, lr, trials=trials)
 
 
-def _score_heads(
-    heads: LinearHeads, rates: Sequence[float], features: StandardizedFeatures, rows: Ids
-) -> list[Trial]:  # fmt: skip
+def _score_heads(heads: LinearHeads, rates: Sequence[float], features: StandardizedFeatures, rows: Ids) -> list[Trial]:
     """Return accuracy and loss of every head on some rows."""
     correct, loss = torch.zeros(2, len(rates), device=features.device)
     for start in range(0, len(rows), _BLOCK):
@@ -266,18 +246,6 @@ def _classify(head: LinearHeads, queries: Labeled, classes: Tensor) -> tuple[Ten
     return torch.cat(ranks), torch.cat(predictions)
 
 
-def known_classes(train_labels: Tensor, test_labels: Tensor) -> Tensor:
-    """Return the sorted classes (C,); refuse a test set with classes that the training set lacks."""
-    classes, known = check_classes(train_labels, test_labels)
-    if not bool(known.all()):
-        missing = torch.unique(test_labels[~known])
-        raise UserError(
-            f"{len(missing)} of the test images' classes have no labeled training image, such as class "
-            f"{missing[0].item()}; add training images of these classes or remove them from the test set"
-        )
-    return classes
-
-
 def _sgd(epochs: int, batch: int) -> str:
     return f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {epochs} epochs, batch {batch}, cosine to 0"
 
@@ -299,16 +267,3 @@ def _check(epochs: int, batch_size: int, learning_rates: Sequence[float]) -> Non
         raise UserError(f"epochs is {epochs} and batch_size {batch_size}; both must be at least 1")
     if not learning_rates or not all(0 < lr < math.inf for lr in learning_rates):
         raise UserError(f"the learning rates are {list(learning_rates)}; give at least one, all above 0 and finite")
-
-
-def feature_width(encoder: nn.Module, image_size: int, device: torch.device | str) -> int:
-    """Return the number of features of an encoder, found with one black image."""
-    encoder.to(device)
-    with frozen(encoder), torch.inference_mode():
-        features = encoder(torch.zeros(1, 3, image_size, image_size, device=device))
-    if features.ndim != 2:
-        raise UserError(
-            f"the encoder returns {tuple(features.shape)} for an image; give an encoder without a classifier that "
-            "returns (images, features)"
-        )
-    return int(features.shape[1])

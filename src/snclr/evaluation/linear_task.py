@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -18,11 +17,9 @@ from snclr.data.sampler import Ids
 from snclr.evaluation.features import encode_batches
 from snclr.evaluation.images import Plan
 from snclr.evaluation.scoring import labeled
-from snclr.evaluation.state import EvalState
-from snclr.runtime.stop import StopFlag
 from snclr.runtime.threads import limit_threads
 from snclr.train.schedule import warmup_cosine
-from snclr.train.trainer import Trainer, TrainTask, load_checkpoint
+from snclr.train.trainer import TrainTask
 
 _SMALL_STEP = 2**28  # multiplications per step: about ten milliseconds on one core
 
@@ -100,12 +97,7 @@ class LinearTask(TrainTask[FeatureBatch]):
 
     def __init__(self, heads: LinearHeads, plan: Plan) -> None:
         self.heads, self.plan = heads, plan
-        self.total_steps = plan.steps
-        self.steps_per_epoch = -(-len(plan.ids) // plan.batch)
-
-    @abstractmethod
-    def batches(self, start: int) -> Iterator[FeatureBatch]:
-        """Yield the same batches on every rank."""
+        self.total_steps, self.steps_per_epoch = plan.steps, plan.steps_per_epoch
 
     def images_after(self, step: int) -> int:
         """Return the images used by the first `step` steps."""
@@ -129,20 +121,6 @@ class LinearTask(TrainTask[FeatureBatch]):
         for name, value in self.heads.state().items():
             value.copy_(checkpoint.tensors[name])
 
-    def fit(
-        self, description: str, stage: str, state: EvalState | None, stop: StopFlag | None, *, quiet: bool,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        """Train to the end; with `state`, save and resume in its sub-folder `stage`."""
-        device, folder, identity, checkpoint = self.heads.weight.device, None, None, None
-        if state is not None:
-            folder, identity = state.folder / stage, state.identity
-            checkpoint = load_checkpoint(folder, device, identity, quiet=quiet)
-        Trainer(
-            task=self, description=description, checkpoints=folder, stop=stop or StopFlag(), identity=identity,
-            device=device, quiet=quiet, **options,
-        ).fit(checkpoint)  # fmt: skip
-
 
 class AugmentedTask(LinearTask):
     """Encode random crops in every step; `y` (n,) has the class of each image of the dataset."""
@@ -163,11 +141,10 @@ class AugmentedTask(LinearTask):
         for step, batch in enumerate(encoded, start=start):
             self.seen += len(batch.ids)
             self.skipped.update({skip.index: skip for skip in batch.skipped})
-            if len(batch.ids):
-                x, y, _ = labeled(batch.features, self.y[batch.ids], "training")
-                yield FeatureBatch(step, x, y)
-            else:
-                yield FeatureBatch(step, batch.features, torch.empty(0, dtype=torch.int64))
+            x, y = batch.features, self.y[batch.ids]
+            if len(y):
+                x, y, _ = labeled(x, y, "training")
+            yield FeatureBatch(step, x, y)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the heads, the number of encoded images and the unreadable ones."""

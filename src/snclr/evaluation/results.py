@@ -1,4 +1,4 @@
-"""Evaluation results: the typed result of kNN, and the results.jsonl of a run."""
+"""The typed results of kNN, linear and fine-tuning, and the results.jsonl of a run."""
 
 from __future__ import annotations
 
@@ -73,6 +73,15 @@ class FinetuneResult(AccuracyResult):
     model_sha256: str
     skipped: Sequence[dict[str, Any]]
     """Images that could not be read, with the reasons."""
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "image"), count(1200, "image")
+    ('1 image', '1,200 images')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def append_result(

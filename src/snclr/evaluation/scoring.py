@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,11 +11,28 @@ from torch import Tensor
 
 from snclr.data.datasets.base import ImageDataset, Labels, align_labels
 from snclr.errors import UserError
+from snclr.evaluation.results import count
 
 _HOW_TO_LABEL = (
     "put the images of each class in a sub-folder of its own (one class alone is not enough), or give a list file with "
     "a label after each path (separated by a tab)"
 )
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracies in [0, 1]; `top5` is None with five classes or fewer."""
+
+    top1: float
+    top5: float | None
+    protocol: str
+    predictions: Tensor
+    """(n,) the predicted class of each labeled test image, on the CPU."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The accuracies by name, as recorded in results.jsonl."""
+        return {"top1": self.top1, "top5": self.top5}
 
 
 class Labeled(NamedTuple):
@@ -25,15 +43,15 @@ class Labeled(NamedTuple):
     left_out: int
 
 
-def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Labels, list[str] | None]:
-    """Return the labels of both datasets in one numbering by class name, and the names."""
+def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Labels]:
+    """Return the labels of both datasets in one numbering by class name."""
     for dataset, part in ((train, "training"), (test, "test")):
         if dataset.labels is None or not bool((dataset.labels >= 0).any()):
             raise UserError(f"the {part} images ({dataset.name}) have no labels. To label them, {_HOW_TO_LABEL}")
     assert train.labels is not None
     assert test.labels is not None
     if train.classes is None or test.classes is None or train.classes == test.classes:
-        return train.labels, test.labels, train.classes
+        return train.labels, test.labels
     aligned = align_labels(test, train.classes)
     lost = np.unique(test.labels[(test.labels >= 0) & (aligned < 0)])
     if len(lost):
@@ -42,7 +60,7 @@ def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Label
             f"{len(names)} of the classes of the test images ({test.name}) are not among those of the training images "
             f"({train.name}): {_some(names)}; there are {_some(train.classes)}. Give two sets with the same class names"
         )
-    return train.labels, aligned, train.classes
+    return train.labels, aligned
 
 
 def labeled(features: Tensor, labels: Tensor | None, part: str) -> Labeled:
@@ -67,6 +85,15 @@ def labeled(features: Tensor, labels: Tensor | None, part: str) -> Labeled:
     return Labeled(features[known], labels[known], int((~known).sum()))
 
 
+def check_widths(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
+    """Raise UserError if features (n, d) and (m, d) differ in d."""
+    if first.shape[1:] != second.shape[1:]:
+        raise UserError(
+            f"{names[0]} features {tuple(first.shape)} and {names[1]} features {tuple(second.shape)} differ in width; "
+            "take both from the same encoder"
+        )
+
+
 def check_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sorted training classes (C,) and which test rows (n,) belong to one of them."""
     classes: Tensor = torch.unique(train_labels)
@@ -79,6 +106,18 @@ def check_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Te
             f"images ({_some(classes.tolist())}); give two sets with the same classes, numbered alike"
         )
     return classes, known
+
+
+def known_classes(train_labels: Tensor, test_labels: Tensor) -> Tensor:
+    """Return the sorted classes (C,); refuse a test set with classes that the training set lacks."""
+    classes, known = check_classes(train_labels, test_labels)
+    if not bool(known.all()):
+        missing = torch.unique(test_labels[~known])
+        raise UserError(
+            f"{len(missing)} of the test images' classes have no labeled training image, such as class "
+            f"{missing[0].item()}; add training images of these classes or remove them from the test set"
+        )
+    return classes
 
 
 def true_ranks(scores: Tensor, labels: Tensor) -> Tensor:
@@ -100,16 +139,15 @@ def top_shares(ranks: Tensor, num_classes: int) -> tuple[float, float | None]:
     return (ranks < 1).double().mean().item(), top5
 
 
-def describe_sets(train: int, test: int | None, classes: int, *, left_out: int, data: str | None) -> str:
+def describe_sets(train: int, test: int, classes: int, *, left_out: int, data: str | None) -> str:
     """Describe the training and test set, the last part of every protocol.
 
-    >>> describe_sets(6000, 1500, 5, left_out=0, data="demo")
-    '6,000 training and 1,500 test images, 5 classes (demo)'
+    >>> describe_sets(6000, 1500, 5, left_out=1, data="demo")
+    '6,000 training and 1,500 test images, 5 classes, 1 image without a label left out (demo)'
     """
-    text = f"{train:,} images" if test is None else f"{train:,} training and {test:,} test images"
-    text += f", {classes} classes"
+    text = f"{train:,} training and {count(test, 'test image')}, {classes} classes"
     if left_out:
-        text += f", {left_out:,} images without a label left out"
+        text += f", {count(left_out, 'image')} without a label left out"
     return text if data is None else f"{text} ({data})"
 
 

@@ -1,4 +1,4 @@
-"""The session of an evaluation: device, ranks, stop flag, cached features and recorded results."""
+"""The session of an evaluation: run, device, ranks, stop flag, cached features and recorded results."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from snclr.distributed.collectives import (
     rank_and_size,
 )
 from snclr.errors import OtherRankError, UserError
-from snclr.evaluation.feature_store import open_store
+from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, extract_features
 from snclr.evaluation.results import append_result
+from snclr.evaluation.scoring import match_labels
 from snclr.evaluation.state import EVALUATION, EvalState, raise_if_stop_requested
 from snclr.io.atomic import explain_unwritable
 from snclr.io.hashing import weights_digest
@@ -39,13 +40,14 @@ from snclr.runtime.device import pick_device
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.config import read_config
 
-Opened = TypeVar("Opened")
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True)
 class Session:
-    """Where an evaluation runs; the same object on every rank except for `quiet` and `is_rank_zero`."""
+    """Which run is evaluated and where; the same on every rank except for `quiet` and `is_rank_zero`."""
 
+    run: Path
     device: str
     stop: StopFlag
     quiet: bool
@@ -54,50 +56,66 @@ class Session:
     """Whether this rank writes files and prints."""
     cache: bool
     """Whether features are read from and written to the run directory."""
+    workers: int
 
-    def open(self, opening: Callable[[], Opened]) -> Opened:
+    def open(self, opening: Callable[[], ValueT]) -> ValueT:
         """Call `opening` on every rank; an error on one rank is raised on all, a stop raises StopRequested."""
         raise_if_stop_requested(self.stop)
         return open_on_all_ranks(opening)
 
+    def on_rank_zero(self, function: Callable[[], ValueT]) -> ValueT:
+        """Call a function on rank 0 only; return its result, or raise its error, on every rank."""
+        result: Any = None
+        with raise_on_all_ranks():
+            if self.is_rank_zero:
+                result = function()
+        return broadcast_object(result)
+
     def features(
-        self, run: str | Path, encoder: nn.Module, dataset: ImageDataset, *, image_size: int, role: str = "encoder",
-        workers: int = 0, labels: Labels | None = None, description: str = "features", batch_size: int = 128,
+        self, encoder: nn.Module, dataset: ImageDataset, *, image_size: int, role: str = "encoder",
+        labels: Labels | None = None, description: str = "features", batch_size: int = 128,
     ) -> Features:  # fmt: skip
         """Extract the features of a dataset with a network of the run, or read them from the run's cache."""
         check_equal_across_ranks(dataset.fingerprint, f"images in {dataset.name}")
-        store = None
-        if self.cache:
-            store = open_store(run, role, encoder.state_dict(), dataset, image_size=image_size, device=self.device)
         return extract_features(
-            encoder, dataset, image_size=image_size, batch_size=batch_size, workers=workers, device=self.device,
-            labels=labels, description=description, store=store, stop=self.stop, quiet=self.quiet,
+            encoder, dataset, image_size=image_size, batch_size=batch_size, workers=self.workers, device=self.device,
+            labels=labels, description=description, store=self.store(encoder, dataset, image_size, role),
+            stop=self.stop, quiet=self.quiet,
         )  # fmt: skip
 
-    def state(self, run: str | Path, name: str, identity: dict[str, Any]) -> EvalState:
-        """Return the resumable state of a long evaluation."""
-        return EvalState(Path(run) / EVALUATION, name, identity)
+    def store(
+        self, encoder: nn.Module, dataset: ImageDataset, image_size: int, role: str = "encoder"
+    ) -> FeatureStore | None:
+        """Return the cache of a dataset's features by a network of the run; None if features are not cached."""
+        if not self.cache:
+            return None
+        return FeatureStore(self.run, role, weights_digest(encoder.state_dict()), dataset, image_size, self.device)
 
-    def record(self, run: str | Path, kind: str, numbers: Any, protocol: str, **facts: Any) -> dict[str, Any]:
+    def state(self, name: str, identity: dict[str, Any]) -> EvalState:
+        """Return the resumable state of a long evaluation."""
+        return EvalState(self.run / EVALUATION, name, identity)
+
+    def record(self, kind: str, numbers: dict[str, Any], protocol: str, **facts: Any) -> dict[str, Any]:
         """Append a result to the run's results.jsonl on rank 0 and return the written record on every rank."""
-        record: dict[str, Any] = {}
-        with raise_on_all_ranks():
-            if self.is_rank_zero:
-                with explain_unwritable(RunDir(run).results, f"the result was {kind} {dict(numbers)}"):
-                    record = append_result(run, kind, numbers, protocol, **facts)
-        return broadcast_object(record)
+
+        def append() -> dict[str, Any]:
+            with explain_unwritable(RunDir(self.run).results, f"the result was {kind} {numbers}"):
+                return append_result(self.run, kind, numbers, protocol, **facts)
+
+        return self.on_rank_zero(append)
 
 
 @contextlib.contextmanager
-def session(
-    *, device: str = "auto", devices: str | int = "1", nodes: int = 1, cache: bool = True, quiet: bool = False
-) -> Iterator[Session]:
+def open_session(
+    run: str | Path, *, workers: int = 0, device: str = "auto", devices: str | int = "1", nodes: int = 1,
+    cache: bool = True, quiet: bool = False,
+) -> Iterator[Session]:  # fmt: skip
     """Start the requested ranks, or join those of a launcher, and handle stop signals inside the block."""
     device = _start(device, str(devices), nodes)
     is_rank_zero = rank_and_size()[0] == 0
     with name_missing_ranks(), report_errors_on_rank_zero(), StopFlag() as stop:
         try:
-            yield Session(device, stop, quiet or not is_rank_zero, is_rank_zero, cache)
+            yield Session(Path(run), device, stop, quiet or not is_rank_zero, is_rank_zero, cache, workers)
         except StopRequested:  # raised on every rank
             long_barrier()
             raise
@@ -137,15 +155,16 @@ def _start(device: str, devices: str, nodes: int) -> str:
 
 @dataclass(frozen=True)
 class EvalTarget:
-    """An encoder and the labeled datasets to evaluate it on."""
+    """An encoder and the datasets to evaluate it on, with labels (n,) in one numbering of the classes."""
 
-    run: Path
     encoder: nn.Module
     spec: EncoderSpec
     train: ImageDataset
     test: ImageDataset
+    train_labels: Labels
+    test_labels: Labels
     description: str
-    device: str
+    """The datasets, for the protocol."""
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -157,17 +176,29 @@ class EvalTarget:
             "test": self.test.fingerprint(),
         }
 
+    def features(self, session: Session) -> tuple[Features, Features]:
+        """Return the features of the training and the test images."""
+        parts = ((self.train, self.train_labels, "training"), (self.test, self.test_labels, "test"))
+        train, test = (
+            session.features(
+                self.encoder, dataset, image_size=self.spec.image_size, labels=labels, description=f"{part} features"
+            )
+            for dataset, labels, part in parts
+        )
+        return train, test
 
-def open_target(session: Session, run: str | Path, data: str | None, test: str | None, *, seed: int = 0) -> EvalTarget:
+
+def open_target(session: Session, data: str | None, test: str | None, *, seed: int) -> EvalTarget:
     """Load the run's encoder and open the datasets (default: the run's own); checked to be equal on all ranks."""
 
     def opening() -> EvalTarget:
-        encoder, spec = run_encoder(run)
-        train, test_part, description = open_splits(data or data_of(run), test, seed=seed)
-        return EvalTarget(Path(run), encoder, spec, train, test_part, description, session.device)
+        encoder, spec = run_encoder(session.run)
+        train_part, test_part, description = open_splits(data or data_of(session.run), test, seed=seed)
+        labels = match_labels(train_part, test_part)
+        return EvalTarget(encoder, spec, train_part, test_part, *labels, description)
 
     target = session.open(opening)
-    check_equal_across_ranks(lambda: target.identity["weights_sha256"], f"weights in {run}")
+    check_equal_across_ranks(lambda: target.identity["weights_sha256"], f"weights in {session.run}")
     check_equal_across_ranks(lambda: target.identity["train"], "training images")
     check_equal_across_ranks(lambda: target.identity["test"], "test images")
     return target

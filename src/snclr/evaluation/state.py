@@ -17,7 +17,7 @@ from snclr.io.atomic import discard, sweep
 from snclr.io.hashing import sha256_json
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.stop import StopFlag, StopRequested
-from snclr.train.trainer import load_checkpoint
+from snclr.train.trainer import Trainer, TrainTask, load_checkpoint
 
 EVALUATION = "evaluation"
 """Directory in a run for cached features and the state of stopped evaluations. It may be deleted at any time."""
@@ -83,3 +83,20 @@ class EvalState:
         """Save the state of a stage after `step` steps, on rank 0."""
         if rank_and_size()[0] == 0:
             save_checkpoint(self.folder / stage, tensors, {"identity": self.identity}, step=step, keep=1)
+
+
+def fit_task(
+    task: TrainTask[Any], state: EvalState | None, stage: str, *, stop: StopFlag | None, device: torch.device | str,
+    quiet: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Train a task to its last step; with `state`, save and resume in its sub-folder `stage`.
+
+    `options` are further fields of `Trainer`.
+    """
+    folder, identity, checkpoint = None, None, None
+    quiet = quiet or rank_and_size()[0] > 0
+    if state is not None:
+        folder, identity, checkpoint = state.folder / stage, state.identity, state.load(stage, device, quiet=quiet)
+    Trainer(
+        task=task, checkpoints=folder, stop=stop or StopFlag(), identity=identity, device=device, quiet=quiet, **options
+    ).fit(checkpoint)

@@ -74,28 +74,13 @@ def balanced_subset(labels: Labels, share: Fraction, seed: int) -> Ids:
     >>> labels[balanced_subset(labels, Fraction(1, 2), seed=0)].tolist()
     [0, 0, 1, 1]
     """
-    classes, sizes = np.unique(labels, return_counts=True)
+    classes, numbers, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     count = max(len(classes), int(share * len(labels)))
-    parts = _parts(sizes, count, seed)
     order = epoch_order(len(labels), seed, epoch=0)
     by_class = order[np.argsort(labels[order], kind="stable")]  # sorted by class, in the seed's order within a class
     turn = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.sort(by_class[turn < np.repeat(parts, sizes)])
-
-
-def _parts(sizes: Ids, count: int, seed: int) -> Ids:
-    """Return how many images of each class (C,) to take, summing to `count`, as equal as the sizes allow."""
-    assert len(sizes) <= count <= sizes.sum()
-    parts = np.zeros_like(sizes)
-    turns = epoch_order(len(sizes), seed, epoch=1)
-    while (rest := count - int(parts.sum())) > 0:
-        open_classes = turns[parts[turns] < sizes[turns]]
-        each = rest // len(open_classes)
-        if each == 0:
-            parts[open_classes[:rest]] += 1
-        else:
-            parts[open_classes] = np.minimum(parts[open_classes] + each, sizes[open_classes])
-    return parts
+    class_order = np.argsort(epoch_order(len(classes), seed, epoch=1))  # the classes take turns in the seed's order
+    return np.sort(by_class[np.lexsort((class_order[numbers[by_class]], turn))[:count]])
 
 
 def read_list(path: Path, dataset: ImageDataset) -> Ids:

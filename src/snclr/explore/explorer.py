@@ -64,14 +64,15 @@ class Explorer:
     """Everything the endpoints read. Features are computed in the background: methods raise Pending until then."""
 
     def __init__(
-        self, session: Session, run: str | Path, other: str | Path | None = None, *, data: str | None = None,
-        test: str | None = None, gallery: str | None = None,
+        self, session: Session, other: str | Path | None = None, *, data: str | None = None, test: str | None = None,
+        gallery: str | None = None,
     ) -> None:  # fmt: skip
+        run = session.run
         self.jobs = Jobs()
-        self.run = OpenedRun("a", Path(run), session)
+        self.run = OpenedRun("a", run, session)
         self.other = None if other is None else OpenedRun("b", Path(other), session)
-        images, training, self.trained_on = open_images(Path(run), data)
-        sets = [images, training, None if gallery is None else open_extra(gallery), open_test(data, Path(run), test)]
+        images, training, self.trained_on = open_images(run, data)
+        sets = [images, training, None if gallery is None else open_extra(gallery), open_test(data, run, test)]
         self.sets: dict[str, ImageSet] = {each.name: each for each in sets if each is not None}
         self._queries: OrderedDict[int, Query] = OrderedDict()
         self._numbers = itertools.count()

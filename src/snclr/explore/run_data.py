@@ -23,7 +23,8 @@ from snclr.checkpoint.run_dir import RunDir, open_run
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
-from snclr.data.splits import Subset
+from snclr.data.splits import Subset, has_test_part
+from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import (
     MEAN,
     STD,
@@ -31,14 +32,12 @@ from snclr.data.transforms.views import (
     color_views,
     crop_view,
     crop_views,
-    eval_view,
     normalize,
 )
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.explain import Views, explain_loss
-from snclr.evaluation.retrieval.gallery import Gallery
-from snclr.evaluation.retrieval.query_images import is_same_dataset, label_of
+from snclr.evaluation.retrieval.gallery import Gallery, label_of, same_images
 from snclr.evaluation.retrieval.results import ExplainedTerm
 from snclr.evaluation.retrieval.space import weigh_as_trained, weigh_by_cosine
 from snclr.evaluation.session import Session, data_of
@@ -48,10 +47,10 @@ from snclr.methods.snclr.queue import nearest_neighbors
 from snclr.models.encoders import EncoderSpec, build_encoder
 from snclr.recipes import RECIPES
 from snclr.reports.curves import METRICS
-from snclr.train.build import view_groups
+from snclr.train.build import encoder_spec, view_groups
 from snclr.train.config import read_config, resolve, setting_groups
 from snclr.train.metrics import read_metrics
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 Space = Literal["encoder", "projection"]
 Network = Literal["encoder", "y1", "y2"]
@@ -98,7 +97,7 @@ class OpenedRun:
     """A run, or a folder with an encoder only: its networks at the time of opening, in evaluation mode."""
 
     def __init__(self, name: str, path: Path, session: Session) -> None:
-        self.name, self.session = name, session
+        self.name, self.session = name, replace(session, run=path)
         self.dir: RunDir = open_run(path)
         self.path = path
         self.title = path.resolve().name or str(path)
@@ -109,7 +108,8 @@ class OpenedRun:
         self.spec: EncoderSpec
         self.encoder: nn.Module
         if self.dir.config.is_file() and self.dir.has_checkpoints():
-            self.method, self.config, self.spec = load_method(path, torch.device(self.device))
+            self.method, self.config = load_trained_method(path, torch.device(self.device))
+            self.spec = encoder_spec(self.config)
             self.step = max((int(entry.name[5:15]) for entry in self.dir.checkpoints.glob("step-*")), default=None)
         if self.dir.encoder_weights.is_file():
             self.encoder, self.spec = load_encoder(path)
@@ -166,7 +166,7 @@ class OpenedRun:
         hook = network.register_forward_hook(count)
         try:
             found: Features = self.session.features(
-                self.path, network, dataset, image_size=self.image_size, role=role, description="features"
+                network, dataset, image_size=self.image_size, role=role, description="features"
             )
         finally:
             hook.remove()
@@ -177,7 +177,7 @@ class OpenedRun:
         """Return the raw features (1, D) of one image, center-cropped."""
         network, _ = self.network(name)
         network.to(self.device).eval()
-        image = normalize(eval_view(pixels, self.image_size)[None], self.device)
+        image = normalize(center_crop(pixels, self.image_size)[None], self.device)
         features: Tensor = network(image)
         return features.float().cpu()
 
@@ -287,7 +287,7 @@ class OpenedRun:
 
     def center_view(self, pixels: RGBImage) -> Tensor:
         """Return the evaluation view of an image, normalized (1, 3, S, S)."""
-        return normalize(eval_view(pixels, self.image_size)[None])
+        return normalize(center_crop(pixels, self.image_size)[None])
 
     # Training
 
@@ -369,7 +369,7 @@ def open_images(path: Path, data: str | None) -> tuple[ImageSet, ImageSet | None
     images = ImageSet("images", dataset.name, dataset)
     if training is None:
         return images, None, None
-    if is_same_dataset(dataset, training):
+    if torch.equal(*same_images(dataset, training)):
         return images, None, "images"
     return images, ImageSet("training", f"training data ({training.name})", training), "training"
 
@@ -382,12 +382,10 @@ def open_extra(data: str) -> ImageSet:
 
 def open_test(data: str | None, path: Path, test: str | None) -> ImageSet | None:
     """Open the test images: those given, or the test split of the images; None if there is none."""
-    from snclr.data.splits import _has_test_part
-
     spec = data or data_of(path)
     if test is not None:
-        dataset = open_dataset(test, split="test" if _has_test_part(test) else "train", download=True)
-    elif _has_test_part(spec):
+        dataset = open_dataset(test, split="test" if has_test_part(test) else "train", download=True)
+    elif has_test_part(spec):
         dataset = open_dataset(spec, split="test")
     else:
         return None

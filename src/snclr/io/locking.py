@@ -24,18 +24,13 @@ _log = logging.getLogger(__name__)
 class FileLock:
     """An exclusive lock on a file, released by `release` or when the process dies. Forked workers do not hold it.
 
-    On a file system without locks `acquire` warns and succeeds with `held` False: refusing would make it unusable.
+    On a file system without locks `acquire` warns and returns True: refusing would make it unusable.
     The lock file is never deleted; otherwise two processes could lock two files of the same name.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: filelock.BaseFileLock | None = None
-
-    @property
-    def held(self) -> bool:
-        """Whether this process holds the lock."""
-        return self._lock is not None and self._lock.is_locked
 
     def acquire(self, timeout: float = 0.0) -> bool:
         """Take the lock and write the holder into the file; return False if it is taken for `timeout` seconds."""
@@ -65,7 +60,7 @@ class FileLock:
 
     def release(self) -> None:
         """Release the lock; do nothing if it is not held."""
-        if self._lock is not None and self.held:
+        if self._lock is not None:
             self._lock.release()
 
 

@@ -1,4 +1,3 @@
 """Self-supervised methods. `config` has each method's settings, the module of its name its networks and loss."""
 
-from snclr.methods.config import METHOD_SETTINGS as METHOD_SETTINGS
 from snclr.methods.config import METHODS as METHODS

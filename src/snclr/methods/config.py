@@ -62,6 +62,22 @@ class ProjectorConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinalNormConfig(ProjectorConfig):
+    """A projector that may end with a batch norm."""
+
+    final_bn: bool = False
+    """End projector and predictor with a batch norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorConfig(FinalNormConfig):
+    """Projector and predictor."""
+
+    predictor_layers: Count = 2
+    """Linear layers of the predictor."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueueConfig(MethodConfig):
     """A queue of earlier features."""
 
@@ -105,7 +121,7 @@ class SoftNeighborConfig(MethodConfig):
     neighbors: Count = 30
     """Soft neighbors K of each image."""
     gamma: Positive | Literal["max"] = 1.0
-    """Divisor of the positiveness: a number, or max, which scales the largest weight of each image to 1."""
+    """Divisor of the attention weights: a number, or max, the largest attention weight of each image (then w = 1)."""
     loss_form: LossForm = "inside"
     """Weights inside the logarithm (paper) or outside (released code)."""
     sides: Sides = "both"
@@ -126,15 +142,10 @@ class SoftNeighborConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, ProjectorConfig):
+class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, PredictorConfig):
     """Soft Neighbors are Positive Supporters in Contrastive Visual Representation Learning (ICLR 2023), Eq. 2."""
 
     implementation = "snclr.methods.snclr.method:SNCLR"
-
-    final_bn: bool = False
-    """End projector and predictor with a batch norm."""
-    predictor_layers: Count = 2
-    """Linear layers of the predictor."""
     preset: Literal["paper", "released"] = "paper"
     """SNCLR's open choices together: the paper's text, or what the authors' public code computes."""
     neighbor_free_epochs: NonNegativeInt = 0
@@ -154,14 +165,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimCLRConfig(ProjectorConfig):
+class SimCLRConfig(FinalNormConfig):
     """A Simple Framework for Contrastive Learning of Visual Representations (ICML 2020), Eq. 1."""
 
     implementation = "snclr.methods.simclr:SimCLR"
-
     hidden: Count = 2048
     dim: AtLeastTwo = 128
-    final_bn: bool = False
     temperature: Positive = 0.1
 
 
@@ -170,7 +179,6 @@ class MoCoV2Config(MomentumConfig, QueueConfig, ProjectorConfig):
     """Improved Baselines with Momentum Contrastive Learning (2020), Eq. 1."""
 
     implementation = "snclr.methods.mocov2:MoCoV2"
-
     hidden: Count = 2048
     dim: AtLeastTwo = 128
     temperature: Positive = 0.2
@@ -179,13 +187,11 @@ class MoCoV2Config(MomentumConfig, QueueConfig, ProjectorConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoCoV3Config(MomentumConfig, ProjectorConfig):
+class MoCoV3Config(MomentumConfig, PredictorConfig):
     """An Empirical Study of Training Self-Supervised Vision Transformers (ICCV 2021), Eq. 1 and Algorithm 1."""
 
     implementation = "snclr.methods.mocov3:MoCoV3"
-
     projector_layers: Count = 3
-    predictor_layers: Count = 2
     final_bn: bool = True
     temperature: Positive = 0.2
     times_2tau: bool = True
@@ -193,67 +199,56 @@ class MoCoV3Config(MomentumConfig, ProjectorConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BYOLConfig(MomentumConfig, ProjectorConfig):
+class BYOLConfig(MomentumConfig, PredictorConfig):
     """Bootstrap Your Own Latent (NeurIPS 2020), Eq. 2."""
 
     implementation = "snclr.methods.byol:BYOL"
-
-    predictor_layers: Count = 2
-    final_bn: bool = False
     momentum: Fraction = 0.996
     momentum_schedule: MomentumSchedule = "cosine"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimSiamConfig(ProjectorConfig):
+class SimSiamConfig(PredictorConfig):
     """Exploring Simple Siamese Representation Learning (CVPR 2021), Eq. 4."""
 
     implementation = "snclr.methods.simsiam:SimSiam"
-
     hidden: Count = 2048
     dim: AtLeastTwo = 2048
     projector_layers: Count = 3
-    predictor_layers: Count = 2
     final_bn: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class NNCLRConfig(QueueConfig, ProjectorConfig):
+class NNCLRConfig(QueueConfig, PredictorConfig):
     """With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning (ICCV 2021), Eq. 3."""
 
     implementation = "snclr.methods.nnclr:NNCLR"
-
     hidden: Count = 2048
     projector_layers: Count = 3
-    predictor_layers: Count = 2
     final_bn: bool = True
     temperature: Positive = 0.1
     queue_length: Count = 98_304
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwAVConfig(PrototypeConfig, ProjectorConfig):
+class SwAVConfig(PrototypeConfig, FinalNormConfig):
     """Unsupervised Learning of Visual Features by Contrasting Cluster Assignments (NeurIPS 2020), Eq. 1 to 3."""
 
     implementation = "snclr.methods.swav:SwAV"
-
     hidden: Count = 2048
     dim: AtLeastTwo = 128
-    final_bn: bool = False
     temperature: Positive = 0.1
     prototypes: AtLeastTwo = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
-class BarlowTwinsConfig(ProjectorConfig):
+class BarlowTwinsConfig(FinalNormConfig):
     """Barlow Twins: Self-Supervised Learning via Redundancy Reduction (ICML 2021), Eq. 1."""
 
     implementation = "snclr.methods.barlowtwins:BarlowTwins"
-
     hidden: Count = 8192
     dim: AtLeastTwo = 8192
     projector_layers: Count = 3
-    final_bn: bool = False
     redundancy_weight: NonNegative = 0.005
     """Weight λ of the redundancy term."""
 
@@ -263,7 +258,6 @@ class DINOConfig(MomentumConfig, PrototypeConfig, ProjectorConfig):
     """Emerging Properties in Self-Supervised Vision Transformers (ICCV 2021), Eq. 3 and 4."""
 
     implementation = "snclr.methods.dino:DINO"
-
     hidden: Count = 2048
     projector_layers: Count = 3
     temperature: Positive = 0.1

@@ -119,7 +119,7 @@ def resolve_encoder(
     if stem not in ("auto", *STEMS):
         raise UserError(f"stem must be one of auto, {', '.join(STEMS)}, not {stem!r}")
     library, architecture, model_args = _look_up(name, image_size)
-    with _trial(name, image_size):
+    with _dry_run(name, image_size):
         model = _create(library, architecture, model_args)
     if library == "timm" and is_vit(model):
         model_args |= vit_args(name, model, image_size, heads, sincos=sincos, freeze=freeze_patch_embed)
@@ -183,7 +183,7 @@ def list_encoders(filter: str | None = None) -> list[str]:
 
 def state_on_meta(spec: EncoderSpec) -> dict[str, Tensor]:
     """Return the state dict of an encoder on the meta device: keys, shapes and dtypes without values."""
-    with _trial(spec.name, spec.image_size):
+    with _dry_run(spec.name, spec.image_size):
         return build_encoder(spec).state_dict()
 
 
@@ -194,7 +194,7 @@ def output_width(spec: EncoderSpec) -> int:
     """
 
     def forward(device: str) -> object:
-        with _trial(spec.name, spec.image_size, device):
+        with _dry_run(spec.name, spec.image_size, device):
             return build_encoder(spec).eval()(torch.zeros(2, 3, spec.image_size, spec.image_size))
 
     try:
@@ -209,8 +209,8 @@ def output_width(spec: EncoderSpec) -> int:
 
 
 @contextlib.contextmanager
-def _trial(name: str, image_size: int, device: str = "meta") -> Iterator[None]:
-    """Build and run an encoder on `device` without gradients and without changing the random state.
+def _dry_run(name: str, image_size: int, device: str = "meta") -> Iterator[None]:
+    """Build and run an encoder without gradients and without changing the random state, by default without memory.
 
     Errors become a UserError about the image size: the libraries raise many types for an unsupported one.
     """

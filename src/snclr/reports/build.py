@@ -1,4 +1,4 @@
-"""Build the report of a run: read its files, compute gallery and map, and write the page."""
+"""Build the report of a run: read its files, compute gallery and map from a sample of its images, write the page."""
 
 from __future__ import annotations
 
@@ -6,17 +6,34 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from snclr import __version__
+from snclr.checkpoint.encoder_file import load_encoder
+from snclr.checkpoint.run_dir import RunDir
+from snclr.data.datasets.base import ImageDataset, open_dataset
+from snclr.data.decode import BadImage, RGBImage
+from snclr.data.sampler import epoch_order
+from snclr.data.splits import Subset
 from snclr.errors import UserError
+from snclr.evaluation.results import read_results
+from snclr.evaluation.retrieval import gallery as retrieval
+from snclr.evaluation.retrieval.neighbors import pick_queries
+from snclr.evaluation.retrieval.space import open_space
+from snclr.evaluation.session import Session, data_of
+from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import read_jsonl
-
-if TYPE_CHECKING:
-    from snclr.checkpoint.run_dir import RunDir
-    from snclr.data.datasets.base import ImageDataset
-    from snclr.evaluation.session import Session
-    from snclr.reports.embedding_map import EmbeddingMap
-    from snclr.reports.page import Gallery, Missing, Page
+from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
+from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
+from snclr.reports.thumbnails import square_tile, thumbnail_uri
+from snclr.train.config import read_config
+from snclr.train.metrics import read_metrics
+from snclr.train.saved_run import load_trained_method
 
 LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}
 T = TypeVar("T")
@@ -32,7 +49,6 @@ class ReportOptions:
     embeddings: bool = True
     """False encodes no images."""
     seed: int = 0
-    workers: int = 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -62,10 +78,6 @@ def write_report(
     session: Session, run: RunDir, path: Path, options: ReportOptions, data: str | None = None
 ) -> ReportResult:
     """Build the page and write it on rank 0; `data` replaces the run's own images."""
-    from snclr.io.atomic import write_atomic
-    from snclr.reports.embedding_map import EmbeddingMap
-    from snclr.reports.page import render_within
-
     html, page = render_within(build_page(session, run, options, data))
     if session.is_rank_zero:
         try:
@@ -74,7 +86,7 @@ def write_report(
             raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
     return ReportResult(
         str(path), len(html.encode()), page.included(), page.missing(),
-        images=len(page.map.keys) if isinstance(page.map, EmbeddingMap) else 0, evaluations=len(page.results),
+        images=len(page.map.dots) if isinstance(page.map, EmbeddingMap) else 0, evaluations=len(page.results),
         bad_images=len(page.skipped),
     )  # fmt: skip
 
@@ -91,14 +103,6 @@ def report_path(run: RunDir, out: str | Path | None) -> Path:
 
 def build_page(session: Session, run: RunDir, options: ReportOptions, data: str | None = None) -> Page:
     """Collect the content of the page; a part that is not available is replaced by the reason."""
-    from snclr import __version__
-    from snclr.data.datasets.base import open_dataset
-    from snclr.evaluation.results import read_results
-    from snclr.evaluation.session import data_of
-    from snclr.reports.page import Missing, Page
-    from snclr.train.config import read_config
-    from snclr.train.metrics import read_metrics
-
     records = _or_missing(lambda: read_metrics(run.path))
     if records == []:
         empty = run.metrics.exists()
@@ -107,9 +111,16 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     if run.config.exists():
         settings = _or_missing(lambda: read_config(run.config))
     dataset = _or_missing(lambda: session.open(lambda: open_dataset(data or data_of(run.path))))
-    gallery, embedding_map = (
-        (dataset, dataset) if isinstance(dataset, Missing) else _embeddings(session, run, dataset, options)
-    )
+    gallery: Gallery | Missing
+    embedding_map: EmbeddingMap | Missing
+    if isinstance(dataset, Missing):
+        gallery = embedding_map = dataset
+    elif not options.embeddings:
+        gallery = embedding_map = Missing("images were not encoded (--no-embeddings)")
+    else:
+        some = sample(dataset, options.images, options.seed)
+        gallery = _or_missing(lambda: compute_gallery(session, run, some, options))
+        embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
     return Page(
         run.path.resolve().name or str(run.path), __version__, complete=run.encoder_weights.is_file(),
         settings=settings, records=records, results=read_results(run.path), skipped=read_jsonl(run.skipped),
@@ -118,24 +129,76 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     )  # fmt: skip
 
 
-def _embeddings(
-    session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions
-) -> tuple[Gallery | Missing, EmbeddingMap | Missing]:
-    from snclr.reports.page import Missing
-    from snclr.reports.run_images import compute_gallery, compute_map, sample
+def sample(dataset: ImageDataset, count: int, seed: int) -> ImageDataset:
+    """Return a seeded subset of at most `count` images; keys and order are kept."""
+    if len(dataset) <= count:
+        return dataset
+    return Subset(dataset, np.sort(epoch_order(len(dataset), seed, epoch=0)[:count]))
 
-    if not options.embeddings:
-        disabled = Missing("images were not encoded (--no-embeddings)")
-        return disabled, disabled
-    some = sample(dataset, options.images, options.seed)
-    gallery = _or_missing(lambda: compute_gallery(session, run, some, options))
-    return gallery, _or_missing(lambda: compute_map(session, run, some, options))
+
+def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> Gallery:
+    """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
+    space = open_space(run.path, device=session.device)
+    queries = retrieval.Queries.embed(session, space, dataset)
+    images = len(queries.y2.ids)
+    if images < 2:
+        raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
+    gallery = retrieval.Gallery.from_features(queries.y2, dataset)
+    queries = queries.take(pick_queries(queries.y2, images, seed=options.seed))
+    ranked, _ = retrieval.neighbor_rows(queries, gallery, options.k, weigh=space.weigh)
+    rows = ranked[: options.rows]
+    shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
+    uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
+    protocol = (
+        f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
+        f"{gallery.description}, without the query itself; center crops; neighbor purity over all {len(ranked):,} "
+        f"images; seed {options.seed}."
+    )
+    return Gallery(rows, uris, protocol, retrieval.neighbor_purity(ranked))
+
+
+def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:
+    """Project the features of the exported encoder, or of the last checkpoint, to two dimensions."""
+    encoder, image_size, role = _encoder(run, session.device)
+    features = session.features(encoder, dataset, image_size=image_size, role=role, description="map")
+    ids = features.ids.tolist()
+    if len(ids) < 3:
+        raise UserError(f"a map needs at least three readable images; {dataset.name} has {len(ids)}")
+    points, explained = project(F.normalize(features.features, dim=1).double().numpy())
+    classes = retrieval.class_names(dataset, features.ids)
+    blank = np.full((TILE, TILE, 3), 128, np.uint8)
+    tiles = [_read(dataset, index, lambda image: square_tile(image, TILE)) for index in ids]
+    protocol = (
+        f"L2-normalized encoder features of {len(ids):,} images of {dataset.name}, projected onto the first two "
+        f"principal components. They explain {explained[0]:.1%} and {explained[1]:.1%} of the variance, so images that "
+        "are close on the map may be far apart in feature space. Labels are used for the colors only."
+    )
+    labeled = classes is not None and any(label is not None for label in classes)
+    return build_map(
+        points, [dataset.key(index) for index in ids], classes if labeled else None,
+        np.stack([blank if tile is None else tile for tile in tiles]), protocol,
+    )  # fmt: skip
+
+
+def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
+    """Return the encoder, its image size, and its role in the feature cache."""
+    if run.encoder_weights.is_file():
+        encoder, spec = load_encoder(run.path)
+        return encoder, spec.image_size, "encoder"
+    method, config = load_trained_method(run.path, torch.device(device))
+    return method.encoder, config.image_size, "checkpoint"
+
+
+def _read(dataset: ImageDataset, index: int, convert: Callable[[RGBImage], T]) -> T | None:
+    """Load and convert an image; None if it cannot be read any more."""
+    try:
+        return convert(dataset.load(index, SIDE))
+    except BadImage:
+        return None
 
 
 def _or_missing(compute: Callable[[], T]) -> T | Missing:
     """Return a part of the page, or the reason why it is missing."""
-    from snclr.reports.page import Missing
-
     try:
         return compute()
     except UserError as error:
@@ -148,7 +211,7 @@ def _alerts(run: RunDir, records: Any) -> list[str]:
     collapsed = [r["step"] for r in records if r.get("collapsed") is True] if isinstance(records, list) else []
     if collapsed:
         alerts.append(
-            f"The features collapsed (spread below 0.1 or effective rank below 2) at {len(collapsed):,} logged steps, "
+            f"The features collapsed (spread below 0.1 or effective rank below 2). Logged steps: {len(collapsed):,}, "
             f"first at step {collapsed[0]:,}, last at step {collapsed[-1]:,}."
         )
     if run.nonfinite.is_file():

@@ -58,11 +58,9 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: SVG paths in viewBox units, axis ranges and ticks (position, label), and the points for the script."""
+    """One chart: SVG paths in viewBox units, ticks (position, label), and the points for the script."""
 
     metric: Metric
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     path: str
@@ -146,24 +144,26 @@ def _chart(metric: Metric, steps: list[int], epochs: Array, values: Array, x_ran
     first, last, lowest, highest = (metric.format(value) for value in (finite[0], finite[-1], low, high))
     gaps = len(values) - len(finite)
 
-    def path(epochs: Array, values: Array) -> str:
-        return _path(_scale(epochs, x_range, LEFT, WIDTH - RIGHT), _scale(values, y_range, HEIGHT - BOTTOM, TOP))
+    def x_of(epochs: Any) -> Any:
+        return np.interp(epochs, x_range, (LEFT, WIDTH - RIGHT))
 
+    def y_of(values: Any) -> Any:
+        return np.interp(values, y_range, (HEIGHT - BOTTOM, TOP))
+
+    def label(value: float) -> str:
+        return f"{value * 100:.4g} %" if metric.share else f"{value:.6g}"
+
+    points = {"epoch": epochs[kept], "value": values[kept], "x": x_of(epochs[kept]), "y": y_of(values[kept])}
     return Chart(
-        metric, x_range, y_range,
-        x_ticks=[(float(_scale(t, x_range, LEFT, WIDTH - RIGHT)), f"{t:.6g}") for t in _ticks(*x_range, 5)],
-        y_ticks=[
-            (float(_scale(t, y_range, HEIGHT - BOTTOM, TOP)), f"{t * 100:.4g} %" if metric.share else f"{t:.6g}")
-            for t in _ticks(*y_range, 4)
-        ],
-        path=path(epochs[kept], values[kept]), smoothed_path=path(*smoothed[:2]), window=smoothed[2], last=last,
-        caption=metric.description + (f"; {gaps} values were not finite (gaps)" if gaps else ""),
+        metric, x_ticks=[(float(x_of(tick)), f"{tick:.6g}") for tick in _ticks(*x_range, 5)],
+        y_ticks=[(float(y_of(tick)), label(tick)) for tick in _ticks(*y_range, 4)],
+        path=_path(points["x"], points["y"]), smoothed_path=_path(x_of(smoothed[0]), y_of(smoothed[1])),
+        window=smoothed[2], last=last,
+        caption=metric.description + (f"; values that were not finite (gaps): {gaps}" if gaps else ""),
         aria_label=f"{metric.title} over {format_number(x_range[1])} epochs: first {first}, last {last}, "
         f"lowest {lowest}, highest {highest}",
-        points={
-            "step": [steps[i] for i in kept], "epoch": [float(f"{epochs[i]:.6g}") for i in kept],
-            "value": [None if np.isnan(values[i]) else float(f"{values[i]:.6g}") for i in kept], "share": metric.share,
-        },
+        points={"step": [steps[i] for i in kept], "share": metric.share}
+        | {name: [None if np.isnan(v) else float(f"{v:.6g}") for v in column] for name, column in points.items()},
     )  # fmt: skip
 
 
@@ -173,11 +173,6 @@ def _ticks(low: float, high: float, count: int) -> list[float]:
 
     values = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     return [float(value) for value in values if low <= value <= high]
-
-
-def _scale(values: Any, source: tuple[float, float], start: float, end: float) -> Any:
-    """Map `source` linearly to the interval from `start` to `end`."""
-    return start + (values - source[0]) / (source[1] - source[0]) * (end - start)
 
 
 def _path(x: Array, y: Array) -> str:

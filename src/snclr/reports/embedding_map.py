@@ -26,24 +26,13 @@ _MAX_NAME = 120
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """Projected features (N, 2) with image keys and classes (None for an unlabeled image, or for an unlabeled set)."""
-
-    points: Array
-    keys: list[str]
-    classes: list[str | None] | None
-    tiles: RGBImage | None
-    """(N, TILE, TILE, 3); None shows no thumbnails."""
-    protocol: str
-
-
-@dataclass(frozen=True)
-class MapView:
-    """What the template draws: dots (x, y, color, title), legend (name, color, count), and data for the script."""
+    """What the template draws: dots (x, y, color, title) and legend (name, color, count), and data for the script."""
 
     dots: list[tuple[float, float, str, str]]
     legend: list[tuple[str, str, int]]
-    aria_label: str
     data: dict[str, Any]
+    """Names and classes (None if unknown) of the images; `sprite`, a data URI of their thumbnails or None."""
+    protocol: str
 
 
 def project(features: npt.ArrayLike) -> tuple[Array, tuple[float, float]]:
@@ -64,22 +53,23 @@ def project(features: npt.ArrayLike) -> tuple[Array, tuple[float, float]]:
     return centered @ components + 0.0, (float(shares[0]), float(shares[1]))
 
 
-def map_view(embedding: EmbeddingMap) -> MapView:
-    """Lay out the dots, choose their colors, and collect what the script shows on hover."""
-    positions = _positions(embedding.points).tolist()
-    colors, legend = _colors(embedding.classes, len(embedding.keys))
-    names = [visible(key, _MAX_NAME) for key in embedding.keys]
-    classes = embedding.classes and [None if label is None else visible(label, 200) for label in embedding.classes]
-    titles = [f"{n} · {c}" if c is not None else n for n, c in zip(names, classes or [None] * len(names), strict=True)]
+def build_map(
+    points: Array, keys: Sequence[str], classes: Sequence[str | None] | None, tiles: RGBImage | None, protocol: str
+) -> EmbeddingMap:
+    """Lay out projected features (N, 2) as dots with a color per class.
+
+    `classes` is None for an unlabeled dataset, `tiles` are thumbnails (N, TILE, TILE, 3).
+    """
+    colors, legend = _colors(classes, len(keys))
+    names = [visible(key, _MAX_NAME) for key in keys]
+    labels = None if classes is None else [None if label is None else visible(label, 200) for label in classes]
+    titles = [f"{n} · {c}" if c is not None else n for n, c in zip(names, labels or [None] * len(names), strict=True)]
     columns = max(1, int(np.ceil(np.sqrt(len(names)))))
-    return MapView(
-        dots=[(x, y, color, title) for (x, y), color, title in zip(positions, colors, titles, strict=True)],
-        legend=legend,
-        aria_label=f"Map of {len(names):,} images" + (f", colored by {len(legend)} classes" if legend else ""),
-        data={
-            "names": names, "classes": classes, "columns": columns,
-            "sprite": None if embedding.tiles is None else sprite_uri(embedding.tiles, columns),
-        },
+    sprite = None if tiles is None else sprite_uri(tiles, columns)
+    dots = zip(_positions(points).tolist(), colors, titles, strict=True)
+    return EmbeddingMap(
+        [(x, y, color, title) for (x, y), color, title in dots], legend,
+        {"names": names, "classes": labels, "columns": columns, "sprite": sprite}, protocol,
     )  # fmt: skip
 
 

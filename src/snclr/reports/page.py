@@ -14,9 +14,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
 from snclr.reports import curves, embedding_map
-from snclr.reports.embedding_map import EmbeddingMap, map_view
+from snclr.reports.embedding_map import EmbeddingMap
 from snclr.reports.text import format_number, visible
 
 MAX_BYTES = 5_000_000
@@ -24,37 +25,20 @@ MAX_BYTES = 5_000_000
 MAX_RESULTS = MAX_SKIPPED = 100
 """Rows of the tables of evaluations and bad images."""
 _TOO_LARGE = f"left out: the page would exceed {MAX_BYTES / 1e6:.0f} MB. Use fewer images (--images, --rows)"
-
-
 SIDE = 128
 """Pixels of an image of the gallery; smaller images are embedded at their own size."""
 
 
 @dataclass(frozen=True)
-class GalleryImage:
-    """One image with its key, class and data URI (None: cannot be read); neighbors also have w and cosine."""
-
-    key: str
-    label: str | None
-    uri: str | None
-    w: float | None = None
-    cosine: float | None = None
-    same_class: bool | None = None
-
-
-@dataclass(frozen=True)
 class Gallery:
-    """Rows of a query image and its neighbors, by decreasing w."""
+    """Query images with their neighbors by decreasing w."""
 
-    rows: list[tuple[GalleryImage, list[GalleryImage]]]
+    rows: Sequence[NeighborRow]
+    uris: Mapping[int, str | None]
+    """Data URIs by the index of the image; None for an image that cannot be read."""
     protocol: str
-    purity_by_rank: list[float | None]
-    """Share of queries whose neighbor of that rank has their class; None without labels."""
-
-    @property
-    def labeled(self) -> bool:
-        """Whether any neighbor can be compared with its query by class."""
-        return any(neighbor.same_class is not None for _, neighbors in self.rows for neighbor in neighbors)
+    neighbor_purity: list[float | None]
+    """Share of queries whose neighbor has their class, by rank; None without labels."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +70,15 @@ class Page:
 
     def included(self) -> dict[str, bool]:
         """Return which sections the page has."""
-        return {
-            "curves": bool(self.records) and not isinstance(self.records, Missing),
-            "neighbors": isinstance(self.gallery, Gallery),
-            "map": isinstance(self.map, EmbeddingMap),
-            "evaluations": bool(self.results),
-            "configuration": not isinstance(self.settings, Missing),
-        }
+        return {name: bool(part) and not isinstance(part, Missing) for name, part in self._parts().items()}
 
     def missing(self) -> dict[str, str]:
         """Return why sections are missing."""
-        parts = {"curves": self.records, "neighbors": self.gallery, "map": self.map, "configuration": self.settings}
-        return {name: part.reason for name, part in parts.items() if isinstance(part, Missing)}
+        return {name: part.reason for name, part in self._parts().items() if isinstance(part, Missing)}
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"curves": self.records, "neighbors": self.gallery, "map": self.map}
+        return {**parts, "evaluations": self.results, "configuration": self.settings}
 
 
 def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
@@ -107,7 +88,7 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
     """
     candidates = [page]
     if isinstance(page.map, EmbeddingMap):
-        candidates.append(replace(page, map=replace(page.map, tiles=None)))
+        candidates.append(replace(page, map=replace(page.map, data={**page.map.data, "sprite": None})))
         candidates.append(replace(page, map=Missing(_TOO_LARGE)))
     if isinstance(page.gallery, Gallery):
         candidates.append(replace(candidates[-1], gallery=Missing(_TOO_LARGE)))
@@ -131,7 +112,7 @@ def render(page: Page) -> str:
         tiles=_tiles(page, records, charts), charts=charts,
         chart_data={chart.metric.name: chart.points for chart in charts},
         line_description=curves.describe_lines(charts),
-        map=map_view(page.map) if isinstance(page.map, EmbeddingMap) else None, results=list(page.results)[::-1],
+        map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
     )  # fmt: skip
 
 
@@ -180,7 +161,7 @@ def _tiles(page: Page, records: Sequence[dict[str, Any]], charts: Sequence[curve
 
 def _score(value: float, name: str) -> str:
     """Format a result: accuracies and shares as percent."""
-    is_share = name.startswith(("top", "same_class_at_", "accuracy")) and 0 <= value <= 1
+    is_share = name.startswith(("top", "neighbor_purity_at_", "same_class_at_", "accuracy")) and 0 <= value <= 1
     return f"{value:.2%}" if is_share else format_number(value)
 
 

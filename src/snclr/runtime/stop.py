@@ -9,12 +9,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
-_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-if sys.platform != "win32":
-    _EXIT_CODES[signal.SIGUSR1] = 143
+_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 """SIGUSR1 announces the SIGTERM of a preemption, so both have the exit code on which a job script requeues."""
 _PR_SET_PDEATHSIG = 1
 
@@ -69,7 +67,6 @@ class StopRequested(BaseException):
         super().__init__(self.signal, step, total_steps)
 
     def __str__(self) -> str:
-        """The signal's name and, where known, the step."""
         return self.signal.name if self.step is None else f"{self.signal.name} after step {self.step}"
 
     @property
@@ -88,31 +85,20 @@ class StopFlag:
 
     >>> with StopFlag() as stop:
     ...     os.kill(os.getpid(), signal.SIGTERM)
-    ...     print(stop.requested.name, stop.exit_code)
-    SIGTERM 143
+    ...     print(stop.requested.name)
+    SIGTERM
     """
 
     def __init__(self) -> None:
-        self._requested: signal.Signals | None = None
+        self.requested: signal.Signals | None = None
+        """The first signal received."""
         self._interrupts = 0
         self._owner = os.getpid()
         self._previous: dict[signal.Signals, Any] = {}
 
-    @property
-    def requested(self) -> signal.Signals | None:
-        """The first signal received, or None."""
-        return self._requested
-
-    @property
-    def exit_code(self) -> int:
-        """130 after SIGINT, 143 after SIGTERM or SIGUSR1, 0 without a stop."""
-        return 0 if self._requested is None else _EXIT_CODES[self._requested]
-
     def request(self, signum: int) -> None:
         """Request a stop as if this process had received the signal, e.g. because another rank did."""
-        number = signal.Signals(signum)
-        assert number in _EXIT_CODES, number
-        self._requested = self._requested or number
+        self.requested = self.requested or signal.Signals(signum)
 
     def __enter__(self) -> StopFlag:
         self._owner = os.getpid()
@@ -122,9 +108,7 @@ class StopFlag:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             # None: the handler was not installed from Python, so it cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

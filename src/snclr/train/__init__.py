@@ -1,1 +1,1 @@
-"""Pre-training: settings to parts, the loop, and what makes a run survive."""
+"""Pre-training: settings, the trainer and its tasks, optimizers, metrics."""

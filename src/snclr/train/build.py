@@ -1,17 +1,65 @@
-"""Build encoder, method and views from the config of a run."""
+"""Build the parts of a run from its config: encoder, method, views, and the task that trains them."""
 
 from __future__ import annotations
 
+import logging
 import pkgutil
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from snclr.checkpoint.foreign import read_weights
+from snclr.data.datasets.base import open_dataset
+from snclr.data.loader import ViewLoader
+from snclr.data.open_on_ranks import open_on_all_ranks
 from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings
+from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all_ranks
+from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
 from snclr.train.config import PretrainConfig
+from snclr.train.optim import build_optimizer, scaled_lr
+from snclr.train.pretrain_task import PretrainTask
+
+_log = logging.getLogger("snclr")
+
+
+def build_task(
+    config: PretrainConfig, fabric: Any, *, init_from: str | None = None, quiet: bool = True
+) -> PretrainTask:
+    """Open the images and build loader, method and optimizer on this rank's device; write no files.
+
+    `init_from` gives the initial weights of the encoders: another run or a weights file.
+    """
+    dataset = open_on_all_ranks(lambda: open_dataset(config.data, split="train", download=True))
+    check_equal_across_ranks(dataset.fingerprint, f"images in {config.data}")
+    labels = dataset.labels
+    with raise_on_all_ranks():
+        loader = ViewLoader(
+            dataset, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size,
+            seed=config.seed, workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size,
+            device=fabric.device, max_bad_share=config.max_bad_share,
+        )  # fmt: skip
+        spec = encoder_spec(config)
+        classes = None if labels is None or len(labels) == 0 else int(labels.max()) + 1
+        method: Any = build_method(config, spec, classes)
+        if init_from is not None:
+            initialize_encoders(method.encoders, spec, init_from, quiet=quiet)
+    method = synchronize_batch_norm(method.to(fabric.device)).train()
+    for encoder in method.encoders:
+        encoder.to(memory_format=torch.channels_last)
+        if config.compile:
+            encoder.compile()
+    peak_lr = scaled_lr(config.lr, config.batch_size)
+    optimizer = build_optimizer(
+        config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay
+    )
+    wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
+    return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
 
 
 def encoder_spec(config: PretrainConfig) -> EncoderSpec:
@@ -50,3 +98,15 @@ def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ViewSettings]:
     if config.crop_min is None:
         return first, second
     return replace(first, crop_min=config.crop_min), replace(second, crop_min=config.crop_min)
+
+
+def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, source: str, *, quiet: bool) -> None:
+    """Load the weights of another run or of a weights file into every encoder, and report what was loaded."""
+    weights = read_weights(source, spec)
+    for encoder in encoders:
+        encoder.load_state_dict(weights.state)
+    _log.info(weights.report)
+    if not quiet:
+        for text in weights.warnings:
+            _log.warning(text)
+        print(weights.report, *(f"warning: {text}" for text in weights.warnings), sep="\n", file=sys.stderr)

@@ -30,18 +30,26 @@ from snclr.runtime.settings import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Images, run directory, recipe and method."""
+class MainConfig:
+    """What is trained on which images, and where the result is written."""
 
     data: str = ""
     """Images: a folder (any depth), a list file, shards ({000..146}.tar, local or at an https:// or s3:// address),
     hf:OWNER/NAME, the name of a built-in dataset, or demo."""
     out: str = ""
-    """Run directory to write."""
+    """Run directory: checkpoints, metrics and the trained encoder are written there."""
     recipe: str = "photos"
     """Named settings to start from; `snclr recipes` lists them."""
     method: MethodName = "snclr"
     """Training method; `snclr methods` lists them with their settings."""
+    seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
+    """Seed of weights, image order and augmentations."""
+    init_from: str | None = None
+    """Start from the encoder of another run, or from a torchvision, timm or MoCo v3 weights file."""
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint."""
+    overwrite: bool = False
+    """Delete the run in --out and start again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,8 @@ class EncoderConfig:
     image_size: Annotated[int, Range(ge=8)] = 128
     """Side of the square views in pixels."""
     stem: Literal["auto", "standard", "small", "half"] = "auto"
-    """Stem of a ResNet: standard (7×7, pooled), small (3×3, for images up to 64 pixels), half (3×3, stride 2)."""
+    """First layers of a ResNet: standard (7×7, pooled), small (3×3), half (3×3, stride 2), or auto: small up to 64
+    pixels, else standard."""
     heads: Count | None = None
     """Attention heads of a ViT (default: the model's own)."""
     sincos: bool = False
@@ -63,69 +72,61 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ViewConfig:
+    """Augmentation of the two views."""
+
+    views: Literal["byol", "cifar", "infomin", "crops"] = "byol"
+    """Augmentations of the two views; crops: random crops and flips only."""
+    crop_min: Fraction | None = None
+    """Smallest area of a random crop, as a fraction of the image."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """Optimization."""
 
+    epochs: Count = 100
+    """Passes over the images."""
     batch_size: Annotated[int, Range(ge=2)] = 128
     """Images per step, over all ranks."""
-    epochs: Count = 100
-    """Passes over the data."""
     optimizer: Literal["lars", "adamw", "sgd"] = "adamw"
-    """Optimizer."""
+    """Optimizer; lars and sgd have momentum 0.9."""
     lr: NonNegative = 1e-3
     """Base learning rate; the peak is lr × batch size / 256."""
-    weight_decay: NonNegative = 1e-4
-    """Weight decay, not applied to biases, norms and tokens."""
     warmup_epochs: NonNegative = 10.0
     """Epochs of linear warm-up before the cosine decay."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay, not applied to biases, norms and tokens."""
     clip_gradient: Positive | None = None
     """Clip the gradient to this norm (default: no clipping)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewConfig:
-    """Augmented views."""
-
-    views: Literal["byol", "cifar", "infomin", "crops"] = "byol"
-    """Augmentations of the two views."""
-    crop_min: Fraction | None = None
-    """Smallest area of a crop, as a fraction of the image."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Seed and hardware."""
+    """Hardware."""
 
-    seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
-    """Seed of all randomness."""
-    workers: NonNegativeInt = 2
-    """Dataloader worker processes per rank."""
-    precision: Literal["32", "bf16", "16", "64"] = "32"
-    """Floating-point precision of the encoders."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Device type."""
+    """Device type; auto takes a GPU if there is one."""
     devices: str = "1"
-    """Ranks on this machine: a number, or auto for all GPUs."""
+    """Devices per machine, with one rank each: a number, or auto for all GPUs."""
     nodes: Count = 1
     """Number of machines."""
-    timeout: Annotated[float, Range(ge=5)] = 600.0
-    """Distributed timeout in seconds."""
-    threads: NonNegativeInt = 0
-    """CPU threads per rank (0: one per core); more do not speed up small encoders."""
+    precision: Literal["32", "bf16", "16", "64"] = "32"
+    """Floating-point precision of the encoders; bf16 and 16 need a GPU."""
     compile: bool = False
     """Compile the encoders with torch.compile."""
+    workers: NonNegativeInt = 2
+    """Dataloader worker processes per rank."""
+    threads: NonNegativeInt = 0
+    """CPU threads per rank (0: one per core); more do not speed up small encoders."""
+    timeout: Annotated[float, Range(ge=5)] = 600.0
+    """Seconds after which a rank that does not respond ends the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig:
     """Checkpoints and logs."""
 
-    resume: bool = False
-    """Resume the run in --out."""
-    overwrite: bool = False
-    """Delete the run in --out and start again."""
-    init_from: str | None = None
-    """Initialize the encoder from another run, or from a torchvision, timm or MoCo v3 weights file."""
     checkpoint_every: NonNegativeInt = 0
     """Steps between checkpoints (0: once per epoch)."""
     keep_checkpoints: Count = 2
@@ -133,11 +134,11 @@ class OutputConfig:
     log_every: Count = 10
     """Steps between records in metrics.jsonl."""
     max_bad_share: NonNegative = 0.1
-    """Stop when more than this fraction of the images cannot be read."""
+    """Stop if more than this fraction of the images cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(OutputConfig, HardwareConfig, ViewConfig, OptimConfig, EncoderConfig, DataConfig):
+class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, EncoderConfig, MainConfig):
     """All settings of a run: those of the run itself and, in `method_config`, those of its method.
 
     `config.neighbors` is short for `config.method_config.neighbors`.
@@ -167,7 +168,8 @@ class PretrainConfig(OutputConfig, HardwareConfig, ViewConfig, OptimConfig, Enco
 
 
 MAY_CHANGE_ON_RESUME = frozenset(
-    {f.name for part in (HardwareConfig, OutputConfig) for f in fields(part)} - {"seed", "precision"} | {"out", "data"}
+    {f.name for part in (HardwareConfig, OutputConfig) for f in fields(part)} - {"precision"}
+    | {"data", "out", "init_from", "resume", "overwrite"}
 )
 """Settings that may differ when a run is resumed: where and how it runs, not what it computes.
 
@@ -193,13 +195,13 @@ def setting_groups() -> dict[str, dict[str, Setting]]:
         for name, setting in describe(base).items() if issubclass(base, MethodConfig) else ():
             of_methods.setdefault(name, setting)
     return {
-        "Data and run": describe(DataConfig),
+        "Main options": describe(MainConfig),
         "Encoder": describe(EncoderConfig),
-        "Method": of_methods,
+        "Augmentation": describe(ViewConfig),
         "Optimization": describe(OptimConfig),
-        "Views": describe(ViewConfig),
-        "Compute": describe(HardwareConfig),
-        "Run directory": describe(OutputConfig),
+        "Method settings": of_methods,
+        "Hardware": describe(HardwareConfig),
+        "Checkpoints and logs": describe(OutputConfig),
     }
 
 

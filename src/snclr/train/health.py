@@ -1,4 +1,7 @@
-"""Health metrics of a run: collapse of the features and quality of the neighbors. Labels are used for display only."""
+"""Health metrics of a run: collapse of the features and quality of the neighbors. Labels are used for display only.
+
+A metric without a value, such as one over no neighbors, is nan: the mean of nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,14 @@ def positiveness_entropy(w: Tensor, mask: Tensor) -> float:
     """Return the mean entropy of the weights (N, K) over its maximum: 1 if all are equal, 0 if one has all."""
     counts = mask.sum(dim=1)
     rows = counts > 1
-    if not bool(rows.any()):
-        return math.nan
     share = w[rows] / w[rows].sum(dim=1, keepdim=True).clamp(min=1e-12)
     return float((torch.special.entr(share).sum(dim=1) / counts[rows].to(w.dtype).log()).mean())
 
 
-def same_class_share(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> float:
-    """Return the share of neighbors (N, K) with the class of their row (N,); -1 is an unknown class."""
+def neighbor_purity(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> float:
+    """Return the share of neighbors (N, K) with the class of their image (N,); -1 is an unknown class."""
     known = mask & (neighbor_labels >= 0) & (labels >= 0)[:, None]
-    return float((neighbor_labels == labels[:, None])[known].float().mean()) if bool(known.any()) else math.nan
+    return float((neighbor_labels == labels[:, None])[known].float().mean())
 
 
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
@@ -47,11 +48,14 @@ def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask:
     weight = torch.where(known, (similarity / KNN_TEMPERATURE).exp(), 0.0)
     votes.scatter_add_(1, neighbor_labels.clamp(min=0), weight)
     rows = known.any(dim=1) & (labels >= 0)
-    return float((votes.argmax(dim=1) == labels)[rows].float().mean()) if bool(rows.any()) else math.nan
+    return float((votes.argmax(dim=1) == labels)[rows].float().mean())
 
 
-def health(output: StepOutput, label_of_id: Tensor | None, ids: Tensor) -> dict[str, float]:
-    """Return the metrics above by name, without those that are undefined in this step."""
+def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, float]:
+    """Return the metrics above by name, without those that are undefined in this step.
+
+    `labels` (n,) has the class of every image of the dataset, `ids` (N,) the images of this step.
+    """
     values = {"spread": feature_spread(output.features), "effective_rank": effective_rank(output.features)}
     if output.neighbor_ids is not None:
         assert output.positiveness is not None
@@ -59,19 +63,18 @@ def health(output: StepOutput, label_of_id: Tensor | None, ids: Tensor) -> dict[
         assert output.neighbor_ages is not None
         mask = output.neighbor_ids >= 0
         values["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
-        values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean()) if bool(mask.any()) else math.nan
-        values["neighbor_cosine"] = float(output.similarity[mask].mean()) if bool(mask.any()) else math.nan
-        if label_of_id is not None:
-            labels = label_of_id[ids]
-            neighbor_labels = label_of_id[output.neighbor_ids.clamp(min=0)]
-            values["same_class"] = same_class_share(labels, neighbor_labels, mask)
-            values["queue_knn"] = queue_knn(labels, neighbor_labels, output.similarity, mask)
+        values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
+        values["neighbor_cosine"] = float(output.similarity[mask].mean())
+        if labels is not None:
+            own, neighbors = labels[ids], labels[output.neighbor_ids.clamp(min=0)]
+            values["same_class"] = neighbor_purity(own, neighbors, mask)
+            values["queue_knn"] = queue_knn(own, neighbors, output.similarity, mask)
     return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
-def collapsed(values: dict[str, float], highest_rank: int) -> bool:
+def collapsed(values: dict[str, float], max_rank: int) -> bool:
     """Return whether all features are nearly equal, or lie nearly on one line.
 
-    `highest_rank` is min(images − 1, dims): the features of a tiny batch are always near a line.
+    `max_rank` is min(images − 1, dims): the features of a tiny batch are always near a line.
     """
-    return values["spread"] < 0.1 or (highest_rank >= 4 and values["effective_rank"] < 2)
+    return values["spread"] < 0.1 or (max_rank >= 4 and values["effective_rank"] < 2)

@@ -20,7 +20,6 @@ from snclr.io.atomic import explain_full_disk, write_atomic
 from snclr.io.jsonl import append_or_undo, read_jsonl
 
 _FIELDS = {"step": int}
-RESERVED = ("step", "epoch", "timing", "nonfinite")
 
 
 class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
@@ -50,8 +49,6 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         A value that is not finite is written as null, and its name with "nan", "inf" or "-inf" under "nonfinite".
         """
         assert self._fd is not None, "closed"
-        if reserved := [name for name in RESERVED if name in values]:
-            raise ValueError(f"metrics cannot have the names {reserved}; these are fields of every line")
         nonfinite: dict[str, str] = {}
         fields = {name: _plain(value, name, nonfinite) for name, value in values.items()}
         record: dict[str, Any] = {"step": int(step), "epoch": _plain(epoch, "epoch", nonfinite), **fields}
@@ -100,17 +97,12 @@ def _drop_after(path: Path, resume_step: int | None) -> None:
 
 
 def _plain(value: Any, name: str, nonfinite: dict[str, str]) -> Any:
-    """Return a JSON value; a number that is not finite becomes None and is recorded in `nonfinite`."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if hasattr(value, "item") and not isinstance(value, float):  # a tensor or a NumPy scalar
-        return _plain(value.item(), name, nonfinite)
-    if not isinstance(value, float):
-        raise TypeError(f"the metric {name!r} is a {type(value).__name__}; only numbers, text and None can be logged")
-    if math.isfinite(value):
-        return float(value)
-    nonfinite[name] = str(float(value))
-    return None
+    """Convert a tensor or a NumPy scalar; a number that is not finite becomes None and is recorded in `nonfinite`."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        nonfinite[name] = str(value)
+        return None
+    return value
 
 
 class _Events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from snclr.checkpoint.format import Checkpoint
 from snclr.checkpoint.run_dir import RunDir
+from snclr.data.datasets.base import ImageDataset
 from snclr.data.loader import Batch, ViewLoader
 from snclr.distributed.collectives import all_gather, all_reduce_sum
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
 from snclr.methods.base import StepOutput
+from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
 from snclr.train.health import collapsed, health
 from snclr.train.optim import scaled_lr
@@ -41,69 +44,66 @@ class PretrainTask(LoaderTask):
 
     config: PretrainConfig
     fabric: Any
-    method: Any
-    """Wrapped by Fabric: forward applies precision and data parallelism."""
-    core: Any
-    """The `Method` without the wrapper."""
+    dataset: ImageDataset
+    loader: ViewLoader
+    spec: EncoderSpec
+    module: Any
+    """The `Method`."""
+    wrapped: Any
+    """The method wrapped by Fabric: forward applies precision and data parallelism."""
     optimizer: Any
     """Wrapped by Fabric."""
-    loader: ViewLoader
-    run: RunDir
-    data_fingerprint: str
-    label_of_id: Tensor | None
-    """(n,) the class of each image, for health metrics only."""
 
     def __post_init__(self) -> None:
+        self.run = RunDir(self.config.out)
         self.steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = self.config.epochs * self.steps_per_epoch
+        self._data_fingerprint = self.dataset.fingerprint()
+        labels = self.dataset.labels
+        self._labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
         self._collapsed = False
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
-        """Train on one batch; where `log`, return loss and health of the global batch."""
+        """Train on one batch; if `log`, return loss and health of the global batch."""
         output, lr, gradient_norm = self.training_step(batch)
         return self._measure(batch, output, lr, gradient_norm) if log else {}
 
     def training_step(self, batch: Batch) -> tuple[StepOutput, float, float]:
-        """Run one step: learning rate, forward, backward, clip, non-finite check, update, target network and queue."""
-        lr = self.learning_rate(batch.step)
+        """Run one step; return the output of the method, the learning rate and the gradient norm before clipping."""
+        config = self.config
+        lr = warmup_cosine(
+            batch.step,
+            total_steps=self.total_steps,
+            warmup_steps=round(config.warmup_epochs * self.steps_per_epoch),
+            peak=scaled_lr(config.lr, config.batch_size),
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         # Dropout and drop-path use the global generator. Seeding it by the step leaves no generator state to save.
-        torch.manual_seed(self.config.seed * 1_000_003 + batch.step)
-        output = self.method(batch.views, batch.ids, epoch=batch.epoch, labels=batch.labels)
+        torch.manual_seed(config.seed * 1_000_003 + batch.step)
+        output = self.wrapped(batch.views, batch.ids, epoch=batch.epoch, labels=batch.labels)
         self.fabric.backward(output.loss)
-        gradient_norm = self._clip_gradient()
+        max_norm = math.inf if config.clip_gradient is None else config.clip_gradient
+        gradient_norm = float(
+            self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        )
         check_finite(
             batch.step, output.loss, batch.ids.tolist(), gradient_norm=gradient_norm, report=self.run.nonfinite,
-            check_gradient=self.config.precision != "16",  # the loss scaler skips steps that overflow
+            check_gradient=config.precision != "16",  # the loss scaler skips steps that overflow
             advice=NONFINITE_ADVICE,
         )  # fmt: skip
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.core.after_step(batch.step, self.total_steps)
+        self.module.after_step(batch.step, self.total_steps)  # target network, then queue
         return output, lr, gradient_norm
-
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step: linear warm-up, then cosine to 0."""
-        return warmup_cosine(
-            step,
-            total_steps=self.total_steps,
-            warmup_steps=round(self.config.warmup_epochs * self.steps_per_epoch),
-            peak=scaled_lr(self.config.lr, self.config.batch_size),
-        )
-
-    def _clip_gradient(self) -> float:
-        """Clip the gradient to `clip_gradient`, if set; return its norm before clipping."""
-        limit = float("inf") if self.config.clip_gradient is None else self.config.clip_gradient
-        return float(self.fabric.clip_gradients(self.method, self.optimizer, max_norm=limit, error_if_nonfinite=False))
 
     def _measure(self, batch: Batch, output: StepOutput, lr: float, gradient_norm: float) -> dict[str, Any]:
         """Measure the global batch: the values do not depend on the world size."""
         loss = all_reduce_sum(output.loss.detach().clone()) / self.fabric.world_size
         rest = {name: part for name, part in output._asdict().items() if name != "loss" and part is not None}
         gathered = StepOutput(loss=loss, **{name: all_gather(part) for name, part in rest.items()})
-        values = {"loss": float(loss), **health(gathered, self.label_of_id, all_gather(batch.ids))}
-        if (queue := self.core.queue) is not None:
+        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids))}
+        if (queue := self.module.queue) is not None:
             values["queue_fill"] = len(queue) / queue.length
         is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
         if is_collapsed and not self._collapsed:
@@ -118,7 +118,7 @@ class PretrainTask(LoaderTask):
         titles = {
             "loss": ("loss", "{:.3f}"),
             "spread": ("spread", "{:.2f}"),
-            "effective_rank": ("rank", "{:.0f}"),
+            "effective_rank": ("effective rank", "{:.0f}"),
             "same_class": ("neighbor purity", "{:.0%}"),
             "queue_knn": ("queue kNN", "{:.0%}"),
         }
@@ -128,11 +128,11 @@ class PretrainTask(LoaderTask):
         """Return method, queue, optimizer, loss scale and the list of unreadable images."""
         tensors, info = super().state()
         precision = self.fabric.strategy.precision.state_dict()  # the loss scale of 16-bit precision; else empty
-        return tensors, {**info, "precision": precision, "data": self.data_fingerprint}
+        return tensors, {**info, "precision": precision, "data": self._data_fingerprint}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint of this run."""
-        if checkpoint.info["data"] != self.data_fingerprint:
+        if checkpoint.info["data"] != self._data_fingerprint:
             raise UserError(
                 f"the images of {self.config.data} are not those the run was trained on: names or number have changed."
                 " Restore the data, or start a new run with --init-from."

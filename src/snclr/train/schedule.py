@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from snclr.errors import UserError
-
 
 def warmup_cosine(
     step: int, *, total_steps: int, warmup_steps: int, peak: float, start: float = 1e-6, end: float = 0.0
@@ -18,18 +16,6 @@ def warmup_cosine(
     >>> [round(warmup_cosine(s, total_steps=10, warmup_steps=2, peak=1.0, start=0.0), 3) for s in (0, 1, 2, 6, 10)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
-    if total_steps < 1 or step < 0:
-        raise UserError(f"step {step} of {total_steps} is not a training step; train for at least one step")
-    if not 0 <= warmup_steps <= total_steps:
-        raise UserError(
-            f"the warm-up has {warmup_steps} steps and the training {total_steps}; the warm-up must not be negative or "
-            "longer than the training. Train for more epochs or shorten the warm-up."
-        )
-    if not (0.0 <= end <= peak < math.inf and 0.0 <= start < math.inf):
-        raise UserError(
-            f"the learning rate goes from {start} to {peak} to {end}; give finite values of at least 0, with the end "
-            "not above the peak"
-        )
     if step >= total_steps:
         return end
     if step < warmup_steps:

@@ -65,7 +65,7 @@ class TrainTask(ABC, Generic[BatchT]):
 
     @abstractmethod
     def step(self, batch: BatchT, *, log: bool) -> dict[str, Any]:
-        """Update the weights once. Return the values to log, or {} where `log` is False."""
+        """Update the weights once. Return the values to log, or {} if `log` is False."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -79,12 +79,12 @@ class TrainTask(ABC, Generic[BatchT]):
         """Return the values to show beside the progress bar."""
         return values
 
-    def unshared(self) -> list[Any]:
-        """Return the unreadable images this rank found since the last `share`."""
+    def new_skips(self) -> list[Any]:
+        """Return the unreadable images this rank found since the last `merge_skips`."""
         return []
 
-    def share(self, parts: list[list[Any]]) -> None:
-        """Take the `unshared` of every rank, in rank order."""
+    def merge_skips(self, parts: list[list[Any]]) -> None:
+        """Add the `new_skips` of every rank, in rank order."""
 
     def on_save(self) -> None:
         """Write files that go with a checkpoint (rank 0)."""
@@ -94,7 +94,7 @@ class LoaderTask(TrainTask[Batch]):
     """A task that trains a module on the batches of a `ViewLoader`, with their unreadable images."""
 
     loader: ViewLoader
-    core: nn.Module
+    module: nn.Module
     """The trained module, without the wrapper of Fabric."""
     optimizer: Any
     """A torch optimizer, or one wrapped by Fabric."""
@@ -107,23 +107,23 @@ class LoaderTask(TrainTask[Batch]):
         """Yield this rank's batches from step `start` on."""
         return self.loader.batches(start, self.total_steps)
 
-    def unshared(self) -> list[Skip]:
+    def new_skips(self) -> list[Skip]:
         """Return the unreadable images that only this rank has found."""
-        return self.loader.unshared()
+        return self.loader.new_skips()
 
-    def share(self, parts: list[list[Skip]]) -> None:
+    def merge_skips(self, parts: list[list[Skip]]) -> None:
         """Take the unreadable images of all ranks."""
-        self.loader.share(parts)
+        self.loader.merge_skips(parts)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return module, optimizer and the list of unreadable images."""
-        tensors, plain = state.collect(self.core, getattr(self.optimizer, "optimizer", self.optimizer))
+        tensors, plain = state.collect(self.module, getattr(self.optimizer, "optimizer", self.optimizer))
         return tensors, {"optimizer": plain, "skipped": [asdict(skip) for skip in self.loader.skipped]}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.core, optimizer)
+        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.module, optimizer)
         self.loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
 
 
@@ -164,34 +164,29 @@ class Trainer(Generic[BatchT]):
             task.load_state(checkpoint)
             start = checkpoint.step
         images, initial = task.images_after(total), task.images_after(start)
-        with Progress(self.description, images, initial=initial, quiet=self.quiet) as task.progress:
+        with Progress(self.description, images, done=initial, quiet=self.quiet) as task.progress:
             if self.opening:
                 task.progress.say(self.opening)
             if start:
                 task.progress.say(f"resuming after step {start} of {total}")
-            step = self._run(start, total)
+            step = self._saved = start
+            batches = task.batches(start)
+            while step < total:
+                began = time.perf_counter()
+                batch = self._next_batch(batches, step, first=step == start)
+                if batch is None:
+                    break
+                fetched = time.perf_counter()
+                values = task.step(batch, log=(step + 1) % self.log_every == 0 or step + 1 == total)
+                step += 1
+                self._report(step, values, fetched - began, time.perf_counter() - fetched)
+                if self.save_every is not None and step % self.save_every == 0:
+                    self._save(step)
+            del batches  # end the data workers before the last checkpoint is written
+            self._save(step)
         if step < total:
             assert self.stop.requested is not None
             raise StopRequested(self.stop.requested, step, total)
-
-    def _run(self, start: int, total: int) -> int:
-        """Train until the last step or a stop; return the number of steps done in all."""
-        step = self._saved = start
-        batches = self.task.batches(start)
-        while step < total:
-            began = time.perf_counter()
-            batch = self._next_batch(batches, step, first=step == start)
-            if batch is None:
-                break
-            fetched = time.perf_counter()
-            values = self.task.step(batch, log=(step + 1) % self.log_every == 0 or step + 1 == total)
-            step += 1
-            self._report(step, values, fetched - began, time.perf_counter() - fetched)
-            if self.save_every is not None and step % self.save_every == 0:
-                self._save(step)
-        del batches  # end the data workers before the last checkpoint is written
-        self._save(step)
-        return step
 
     def _next_batch(self, batches: Iterator[BatchT], step: int, *, first: bool) -> BatchT | None:
         """Fetch the next batch and agree with the other ranks, by one all_gather.
@@ -209,15 +204,15 @@ class Trainer(Generic[BatchT]):
             error = caught
         if first:
             long_barrier()
-        unshared = self.task.unshared()
+        new_skips = self.task.new_skips()
         due = self.save_every is None and time.monotonic() - self._saved_at >= SAVE_SECONDS
-        own = [int(self.stop.requested or 0), int(error is not None), len(unshared), int(due)]
+        own = [int(self.stop.requested or 0), int(error is not None), len(new_skips), int(due)]
         every = all_gather(torch.tensor([own], device=self.device))
         (signal, failed, news, _), save = every.amax(dim=0).tolist(), bool(every[0, 3])
         if failed:
             raise_error_on_all_ranks(error)
         if news:
-            self.task.share(all_gather_objects(unshared))
+            self.task.merge_skips(all_gather_objects(new_skips))
         if save:
             self._save(step)
         if signal:

@@ -1,68 +1,56 @@
-"""The dataset protocol, datasets in memory and of files, and `open_dataset`.
+"""The base class of datasets, datasets in memory and of files, and `open_dataset`.
 
-To add a kind of dataset, write a class with the members of `ImageDataset` and add a line to `open_dataset`.
+To add a kind of dataset, write a subclass of `ImageDataset` and add a line to `open_dataset`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from snclr.data.decode import RGBImage, decode
 from snclr.data.labels import Labels as Labels
 from snclr.data.labels import renumber_labels
-from snclr.data.sampler import Ids
+from snclr.data.sampler import Ids, cached_epoch_order
 from snclr.errors import UserError, did_you_mean
 
 
-class ImageDataset(Protocol):
+class ImageDataset(ABC):
     """A map-style dataset of images; the index of an image is its id."""
 
     name: str
     labels: Labels | None
     classes: list[str] | None
+    remote: bool = False
+    """Whether reading an image may wait for the network."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def load(self, index: int, min_side: int | None = None) -> RGBImage:
         """Return one image, uint8 (H, W, 3) RGB; raises BadImage. See `decode` for `min_side`."""
-        ...
 
+    @abstractmethod
     def key(self, index: int) -> str:
         """Return the displayed name of one image, e.g. its file name."""
-        ...
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Return a hex digest that changes when the dataset does."""
-        ...
-
-
-@runtime_checkable
-class OrderedDataset(Protocol):
-    """A dataset with its own epoch order, because random access to it is expensive."""
 
     def epoch_order(self, seed: int, epoch: int) -> Ids:
-        """Return the permutation (n,) of one epoch, a pure function of its arguments."""
-        ...
-
-
-def order_of(dataset: ImageDataset) -> Callable[[int, int], Ids] | None:
-    """Return the dataset's own `epoch_order(seed, epoch)`, or None for the default order."""
-    return dataset.epoch_order if isinstance(dataset, OrderedDataset) else None
-
-
-def is_remote(dataset: ImageDataset) -> bool:
-    """Return whether reading an image may wait for the network."""
-    return bool(getattr(dataset, "remote", False))
+        """Return the permutation (n,) of one epoch; a dataset with expensive random access has its own."""
+        return cached_epoch_order(len(self), seed, epoch)
 
 
 @dataclass
-class ArrayDataset:
+class ArrayDataset(ImageDataset):
     """Equal-size images in memory: `images` uint8 (n, H, W, 3), `labels` int64 (n,) or None."""
 
     name: str
@@ -99,7 +87,7 @@ class ArrayDataset:
 
 
 @dataclass
-class FileDataset:
+class FileDataset(ImageDataset):
     """Image files, by names relative to a folder, or absolute."""
 
     name: str

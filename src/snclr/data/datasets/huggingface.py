@@ -1,4 +1,4 @@
-"""Hugging Face datasets: `hf:OWNER/NAME` with random access, `hf-stream:OWNER/NAME` copied once into local shards.
+"""Hugging Face datasets, `hf:OWNER/NAME`, with random access.
 
 Images are read as encoded bytes and decoded by `snclr.data.decode`. Datasets with a loading script are refused:
 version 4 of the library, which is required, does not run them.
@@ -11,7 +11,7 @@ import importlib
 import io
 import re
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from snclr.data.datasets.base import ImageDataset
 from snclr.data.decode import BadImage, RGBImage, decode, decode_stream
-from snclr.data.labels import Labels, number_labels
+from snclr.data.labels import number_labels
 from snclr.errors import UserError
 
 # Names of each split, in order of preference.
@@ -29,7 +29,7 @@ _SPLITS = {
     "val": ("validation", "val", "valid", "dev", "test"),
     "test": ("test", "validation", "val", "valid", "dev"),
 }
-_OPTIONS = ("image", "label", "revision", "data_files", "data_dir", "limit")
+_OPTIONS = ("image", "label", "revision", "data_files", "data_dir")
 # Builders of the library that unpickle files or run queries or programs.
 _REFUSED = ("pandas", "sql", "spark", "generator", "cache")
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
@@ -44,23 +44,23 @@ class Spec:
     name: str
     config: str | None = None
     split: str | None = None
-    stream: bool = False
     options: dict[str, str] = field(default_factory=dict)
+    text: str = field(default="", compare=False, repr=False)
+    """What the user typed, for errors."""
 
 
 def names_huggingface(text: str) -> bool:
     """Return whether the text names a Hugging Face dataset; `hf://` is the URL of a file on the hub."""
-    return text.startswith(("hf:", "hf-stream:")) and not text.startswith("hf://")
+    return text.startswith("hf:") and not text.startswith("hf://")
 
 
 def parse_spec(text: str) -> Spec:
     """Parse a dataset name.
 
     >>> parse_spec("hf:ylecun/mnist@mnist:test?image=image")
-    Spec(name='ylecun/mnist', config='mnist', split='test', stream=False, options={'image': 'image'})
+    Spec(name='ylecun/mnist', config='mnist', split='test', options={'image': 'image'})
     """
-    kind, _, rest = text.partition(":")
-    name, _, query = rest.partition("?")
+    name, _, query = text.removeprefix("hf:").partition("?")
     pairs = urllib.parse.parse_qsl(query, keep_blank_values=True)
     unknown = [option for option, value in pairs if option not in _OPTIONS or not value]
     split, config = None, None
@@ -72,22 +72,24 @@ def parse_spec(text: str) -> Spec:
         problem = f"unknown or empty options {', '.join(unknown)}" if unknown else "there is no name"
         raise UserError(
             f"{text!r}: {problem}; write hf:OWNER/NAME[@CONFIG][:SPLIT][?OPTION=VALUE&…] with the options "
-            f"{', '.join(_OPTIONS)}, or hf-stream: in place of hf:"
+            f"{', '.join(_OPTIONS)}"
         )
-    return Spec(name, config, split, kind == "hf-stream", dict(pairs))
+    return Spec(name, config, split, dict(pairs), text)
 
 
-class HuggingFaceDataset:
+class HuggingFaceDataset(ImageDataset):
     """A map-style dataset of the library `datasets`; workers memory-map its tables."""
 
-    def __init__(self, dataset: Any, *, name: str, image: str | None = None, label: str | None = None) -> None:
-        columns = find_columns(dataset.features, name, image=image, label=label)
+    def __init__(self, dataset: Any, spec: Spec) -> None:
+        self._column, label = _find_columns(dataset.features, spec)
         if not len(dataset):
-            raise UserError(f"{name} has no images in it")
-        self.name = name
-        self.labels, self.classes = _labels(dataset, columns[1])
-        self._column = columns[0]
-        self._rows = undecoded(dataset, columns[0]).select_columns([columns[0]])
+            raise UserError(f"{spec.text} has no images in it")
+        self.name = spec.text
+        self.labels, self.classes = None, None
+        if label is not None:
+            names = getattr(dataset.features[label], "names", None)
+            self.labels, self.classes = number_labels(_label_texts(dataset[label], names), names)
+        self._rows = _undecoded(dataset, self._column).select_columns([self._column])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -116,10 +118,10 @@ class HuggingFaceDataset:
         return digest.hexdigest()
 
     def _cell(self, index: int) -> tuple[bytes | None, str | None]:
-        return image_cell(self._rows[index][self._column])
+        return _image_cell(self._rows[index][self._column])
 
 
-def image_cell(value: Any) -> tuple[bytes | None, str | None]:
+def _image_cell(value: Any) -> tuple[bytes | None, str | None]:
     """Return the bytes and the path of an undecoded image; either may be missing."""
     if isinstance(value, dict):
         return value.get("bytes"), value.get("path")
@@ -127,16 +129,9 @@ def image_cell(value: Any) -> tuple[bytes | None, str | None]:
 
 
 def open_huggingface(text: str, *, split: str = "train") -> ImageDataset:
-    """Open `hf:…` or `hf-stream:…`; a split in the name takes precedence over `split`."""
+    """Open `hf:…`; a split in the name takes precedence over `split`."""
     spec = parse_spec(text)
-    if spec.stream:
-        from snclr.data.datasets.huggingface_stream import open_stream
-
-        return open_stream(text, spec, split)
-    if "limit" in spec.options:
-        raise UserError(f"{text!r}: limit requires hf-stream:; give a split such as :train[:1000] instead")
-    dataset = load(text, spec, split, streaming=False)
-    return HuggingFaceDataset(dataset, name=text, image=spec.options.get("image"), label=spec.options.get("label"))
+    return HuggingFaceDataset(_load(spec, split), spec)
 
 
 def has_test_split(text: str) -> bool:
@@ -144,26 +139,22 @@ def has_test_split(text: str) -> bool:
     spec = parse_spec(text)
     if spec.split is not None:
         return False
-    names = _split_names(text, spec)
-    return any(name in names for name in _SPLITS["train"]) and any(name in names for name in _SPLITS["test"])
+    names = set(_split_names(spec))
+    return not names.isdisjoint(_SPLITS["train"]) and not names.isdisjoint(_SPLITS["test"])
 
 
-def load(text: str, spec: Spec, split: str, *, streaming: bool) -> Any:
+def _load(spec: Spec, split: str) -> Any:
     """Load one split with the library; UserError if that fails."""
-    datasets = _library(text)
-    chosen = spec.split or _pick(_split_names(text, spec), split, text)
-    if _saved(spec.name):
-        found = _take_split(_saved_splits(text, spec), chosen, text)
-        return found.to_iterable_dataset() if streaming else found
-    return _explained(
-        text,
-        lambda: datasets.load_dataset(spec.name, spec.config, split=chosen, streaming=streaming, **_load_options(spec)),
-    )
+    chosen = spec.split or _pick(_split_names(spec), split, spec.text)
+    if _is_saved(spec):
+        return _take_split(_saved_splits(spec), chosen, spec.text)
+    return _call(spec, "load_dataset", spec.config, split=chosen, **_load_options(spec))
 
 
-def find_columns(features: Any, name: str, *, image: str | None, label: str | None) -> tuple[str, str | None]:
-    """Return the image column and the label column (or None), from their types and names."""
-    datasets = _library(name)
+def _find_columns(features: Any, spec: Spec) -> tuple[str, str | None]:
+    """Return the image column and the label column (or None): those of the spec, or by their types and names."""
+    datasets = _library()
+    name, image, label = spec.text, spec.options.get("image"), spec.options.get("label")
     if features is None:
         raise UserError(f"{name} has no column types; use another format, such as parquet")
     for column in (image, label):
@@ -184,56 +175,36 @@ def find_columns(features: Any, name: str, *, image: str | None, label: str | No
     return image, label
 
 
-def undecoded(dataset: Any, column: str) -> Any:
+def _undecoded(dataset: Any, column: str) -> Any:
     """Return the dataset with encoded images: the library's decoder would open any format."""
-    datasets = _library(column)
+    datasets = _library()
     if isinstance(dataset.features[column], datasets.Image):
         return dataset.cast_column(column, datasets.Image(decode=False))
     return dataset
 
 
-def label_texts(values: Sequence[Any], kind: Any) -> list[str | None]:
-    """Return the names of labels; None for missing ones and -1."""
-    names = getattr(kind, "names", None)
-    return [
-        None if value is None or value == -1 else str(names[value]) if names is not None else str(value)
-        for value in values
-    ]
+def _label_texts(values: Iterable[Any], names: Sequence[str] | None) -> list[str | None]:
+    """Return labels as text; None for missing ones and -1. `names` are those of a column of class numbers."""
+    return [None if value is None or value == -1 else str(value) if names is None else names[value] for value in values]
 
 
-def _labels(dataset: Any, column: str | None) -> tuple[Labels | None, list[str] | None]:
-    if column is None:
-        return None, None
-    values = list(dataset[column])
-    kind = dataset.features[column]
-    names = getattr(kind, "names", None)
-    if names is None:
-        return number_labels(label_texts(values, kind))
-    labels = np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)
-    return (labels, list(names)) if (labels >= 0).any() else (None, None)
-
-
-def _library(text: str) -> Any:
+def _library() -> Any:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        raise UserError(f"{text}: Hugging Face datasets need a package: pip install 'snclr[huggingface]'") from error
+        raise UserError("Hugging Face datasets need a package: pip install 'snclr[huggingface]'") from error
     if int(datasets.__version__.partition(".")[0]) < 4:
         raise UserError(
-            f"{text}: version {datasets.__version__} of the package datasets may run a dataset's loading script; "
+            f"version {datasets.__version__} of the package datasets may run a dataset's loading script; "
             "pip install 'datasets>=4'"
         )
     return datasets
 
 
-def _split_names(text: str, spec: Spec) -> list[str]:
-    datasets = _library(text)
-    if _saved(spec.name):
-        return list(_saved_splits(text, spec))
-    names: list[str] = _explained(
-        text, lambda: datasets.get_dataset_split_names(spec.name, spec.config, **_load_options(spec))
-    )
-    return names
+def _split_names(spec: Spec) -> list[str]:
+    if _is_saved(spec):
+        return list(_saved_splits(spec))
+    return list(_call(spec, "get_dataset_split_names", spec.config, **_load_options(spec)))
 
 
 def _pick(names: Sequence[str], split: str, text: str) -> str:
@@ -249,16 +220,14 @@ def _load_options(spec: Spec) -> dict[str, str]:
     return {name: spec.options[name] for name in ("revision", "data_files", "data_dir") if name in spec.options}
 
 
-def _saved(name: str) -> bool:
+def _is_saved(spec: Spec) -> bool:
     """Return whether it is a folder written by `save_to_disk`."""
-    folder = Path(name)
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+    return any((Path(spec.name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
 
 
-def _saved_splits(text: str, spec: Spec) -> dict[str, Any]:
+def _saved_splits(spec: Spec) -> dict[str, Any]:
     """Return the splits of a saved folder by name; a single split has its original name, or `train`."""
-    datasets = _library(text)
-    found = _explained(text, lambda: datasets.load_from_disk(spec.name))
+    found = _call(spec, "load_from_disk")
     if isinstance(found, dict):
         return dict(found)
     match = re.fullmatch(r"(\w+)(\[.*\])?", str(found.split or ""))
@@ -267,7 +236,7 @@ def _saved_splits(text: str, spec: Spec) -> dict[str, Any]:
 
 def _take_split(splits: dict[str, Any], chosen: str, text: str) -> Any:
     """Return a split or a slice of it, such as `train[:100]` or `train[10%:]`."""
-    datasets = _library(text)
+    datasets = _library()
     try:
         instruction = datasets.ReadInstruction.from_spec(chosen)
         parts = instruction.to_absolute({name: len(split) for name, split in splits.items()})
@@ -285,11 +254,13 @@ def _holds_bytes(kind: Any) -> bool:
     return getattr(inner, "dtype", None) in ("binary", "large_binary")
 
 
-def _explained(text: str, action: Any) -> Any:
-    if parse_spec(text).name in _REFUSED:
-        raise UserError(f"{text}: this kind of dataset may run code and is refused; save it as parquet")
+def _call(spec: Spec, function: str, *arguments: Any, **options: Any) -> Any:
+    """Call a function of the library with the dataset's name; explain its errors."""
+    datasets = _library()
+    if spec.name in _REFUSED:
+        raise UserError(f"{spec.text}: this kind of dataset may run code and is refused; save it as parquet")
     try:
-        return action()
+        return getattr(datasets, function)(spec.name, *arguments, **options)
     except Exception as error:  # the library and the hub client raise many types
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0][:500]
-        raise UserError(f"{text} cannot be opened: {reason}") from error
+        raise UserError(f"{spec.text} cannot be opened: {reason}") from error

@@ -5,11 +5,9 @@ WebDataset runs `pipe:` URLs as shell commands, and fsspec chains protocols with
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,9 +66,14 @@ def sibling(url: str, name: str) -> str:
     return f"{path.rpartition('/')[0]}/{name}{separator}{query}"
 
 
+def file_name(url: str) -> str:
+    """Return the file name in a URL."""
+    return url.partition("?")[0].rpartition("/")[2]
+
+
 def remote_state(url: str) -> RemoteState:
     """Return a file's size and version without reading it."""
-    info = dict(_call(url, "info"))
+    info = dict(retry(url, lambda: _call(url, "info")))
     version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
     return RemoteState(info.get("size"), version)
 
@@ -80,7 +83,7 @@ def list_remote(pattern: str) -> list[str]:
     if check_url(pattern) in ("http", "https"):
         raise UserError(f"{pattern!r}: a web server cannot list its files; give a range such as {{000..146}}")
     filesystem, _ = _filesystem(pattern)
-    return sorted(str(filesystem.unstrip_protocol(name)) for name in _call(pattern, "glob"))
+    return sorted(str(filesystem.unstrip_protocol(name)) for name in retry(pattern, lambda: _call(pattern, "glob")))
 
 
 def read_remote(url: str) -> bytes:
@@ -88,7 +91,7 @@ def read_remote(url: str) -> bytes:
     size = remote_state(url).size
     if size is not None and size > _MAX_SMALL_FILE:
         raise UserError(f"{url} has {size:,} bytes, too many for a manifest or an index")
-    return bytes(_call(url, "cat_file"))
+    return bytes(retry(url, lambda: _call(url, "cat_file")))
 
 
 def download(
@@ -97,7 +100,8 @@ def download(
     """Download to `path` atomically, checking size and hash where they are known; see `retry` for `timeout`."""
     partial = path.with_name(path.name + ".partial")
 
-    def check(_: object) -> None:
+    def attempt() -> None:
+        _call(url, "get_file", str(partial))
         received = partial.stat().st_size
         if size is not None and received != size:
             raise TransientError(f"{received:,} bytes received, {size:,} expected")
@@ -106,56 +110,18 @@ def download(
 
     try:
         with explain_full_disk(path, size or 0):
-            _call(url, "get_file", str(partial), check=check, timeout=timeout)
+            retry(url, attempt, timeout=timeout)
             fsync_path(partial)
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _call(
-    url: str,
-    method: str,
-    *arguments: str,
-    check: Callable[[Any], None] = lambda result: None,
-    timeout: float | None = None,
-) -> Any:
-    """Call a method of fsspec's file system with the path of a URL, and `check` its result; retry both."""
+def _call(url: str, method: str, *arguments: str) -> Any:
+    """Call a method of fsspec's file system with the path of a URL; its errors are transient ones or UserErrors."""
     filesystem, path = _filesystem(url)
-
-    def attempt() -> Any:
-        with _classified(url):
-            result = getattr(filesystem, method)(path, *arguments)
-        check(result)
-        return result
-
-    return retry(url, attempt, timeout=timeout)
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    import fsspec.core
-
-    scheme = check_url(url)
-    options: dict[str, Any] = {}
-    if scheme in ("http", "https"):
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_SECONDS, sock_read=_TIMEOUT_SECONDS)
-        client = {"timeout": timeout, "trust_env": True, "headers": {"User-Agent": "snclr"}}  # trust_env: use proxies
-        options = {"client_kwargs": client, "encoded": True}
     try:
-        filesystem, path = fsspec.core.url_to_fs(url, **options)
-    except ImportError as error:
-        package = SCHEMES[scheme] or "fsspec"
-        raise UserError(f"{url}: {scheme}:// URLs need a package: pip install {package}") from error
-    return filesystem, path
-
-
-@contextlib.contextmanager
-def _classified(url: str) -> Iterator[None]:
-    """Turn errors of fsspec and its backends into permanent (UserError) or transient ones."""
-    try:
-        yield
+        return getattr(filesystem, method)(path, *arguments)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # get_file writes to the local disk
@@ -175,3 +141,22 @@ def _classified(url: str) -> Iterator[None]:
         if transient:
             raise TransientError(reason) from error
         raise UserError(f"{url} cannot be read: {reason}") from error
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec.core
+
+    scheme = check_url(url)
+    options: dict[str, Any] = {}
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_SECONDS, sock_read=_TIMEOUT_SECONDS)
+        client = {"timeout": timeout, "trust_env": True, "headers": {"User-Agent": "snclr"}}  # trust_env: use proxies
+        options = {"client_kwargs": client, "encoded": True}
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        package = SCHEMES[scheme] or "fsspec"
+        raise UserError(f"{url}: {scheme}:// URLs need a package: pip install {package}") from error
+    return filesystem, path

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snclr.data.cache import cache_folder, cache_limit, cache_name
-from snclr.data.remote.files import download
+from snclr.data.remote.files import download, file_name
 from snclr.errors import UserError
+from snclr.io.atomic import explain_unwritable
 from snclr.io.locking import FileLock
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,11 @@ class RemoteShard:
     size: int | None
     version: str
     hashed: bool
+
+    @property
+    def name(self) -> str:
+        """The file name in the URL."""
+        return file_name(self.url)
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,9 @@ class ShardCache:
             raise UserError(
                 f"{dataset} is remote and needs the cache, but SNCLR_CACHE is off; set SNCLR_CACHE to a folder"
             )
-        folder = top / "shards"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = error.strerror
-            raise UserError(f"the cache folder {folder} cannot be created ({reason}); set SNCLR_CACHE") from error
-        return cls(folder, cache_limit())
+        with explain_unwritable(top, "set SNCLR_CACHE to another folder"):
+            (top / "shards").mkdir(parents=True, exist_ok=True)
+        return cls(top / "shards", cache_limit())
 
     def path(self, shard: RemoteShard) -> Path:
         """Return the path of the local copy."""
@@ -68,16 +70,13 @@ class ShardCache:
         """Read from the local copy, downloading it first if needed; fewer bytes at the end of the file."""
         while True:
             try:
-                fd = os.open(self.path(shard), os.O_RDONLY)
+                with open(self.path(shard), "rb", buffering=0) as file:
+                    fd = file.fileno()
+                    if abs(time.time() - os.fstat(fd).st_mtime) > _TOUCH_SECONDS:  # mtime = last use, for eviction
+                        os.utime(fd)
+                    return os.pread(fd, size, offset)
             except FileNotFoundError:  # not downloaded yet, or just evicted by another process
                 self.fetch(shard)
-                continue
-            try:
-                if abs(time.time() - os.fstat(fd).st_mtime) > _TOUCH_SECONDS:  # mtime = last use, for eviction
-                    os.utime(fd)
-                return os.pread(fd, size, offset)
-            finally:
-                os.close(fd)
 
     def fetch(self, shard: RemoteShard, *, wait: bool = True) -> None:
         """Download a shard unless it is cached; without `wait`, do not retry, nor wait for another process."""

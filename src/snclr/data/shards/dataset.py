@@ -8,12 +8,13 @@ from __future__ import annotations
 import io
 import os
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from snclr.data.datasets.base import ImageDataset
 from snclr.data.decode import BadImage, RGBImage, decode_stream
 from snclr.data.labels import Labels
 from snclr.data.sampler import Ids, windowed_order
@@ -31,21 +32,13 @@ PREFETCH = 2
 _MAX_IMAGE_BYTES = 2**28
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One tar: its file name, and its path or remote location."""
-
-    name: str
-    source: Path | RemoteShard
-
-
-class ShardDataset:
+class ShardDataset(ImageDataset):
     """Images in shards, read through an index; remote shards need a `cache`."""
 
     def __init__(
         self,
         name: str,
-        shards: list[Shard],
+        shards: Sequence[Path | RemoteShard],
         index: ShardIndex,
         *,
         digest: str,
@@ -53,7 +46,7 @@ class ShardDataset:
         unique_names: bool = False,
     ) -> None:
         if not len(index):
-            raise UserError(f"there are no images in the {len(shards)} shards of {name}")
+            raise UserError(f"there are no images in the shards of {name}")
         self.name = name
         self.labels: Labels | None = index.label if index.classes else None
         self.classes: list[str] | None = index.classes or None
@@ -111,7 +104,7 @@ class ShardDataset:
         return self._order[1]
 
     def _read(self, shard: int, size: int, offset: int) -> bytes:
-        source = self._shards[shard].source
+        source = self._shards[shard]
         if isinstance(source, Path):
             with open(source, "rb", buffering=0) as file:
                 return os.pread(file.fileno(), size, offset)
@@ -128,9 +121,9 @@ class ShardDataset:
         """Download the next shards of the epoch. A failure is reported by the read that needs the shard."""
         position = int(np.flatnonzero(self._sequence == shard)[0])
         for upcoming in self._sequence[position + 1 : position + 1 + PREFETCH].tolist():
-            source = self._shards[upcoming].source
+            source = self._shards[upcoming]
+            assert isinstance(source, RemoteShard)
             try:
-                if isinstance(source, RemoteShard):
-                    cache.fetch(source, wait=False)
+                cache.fetch(source, wait=False)
             except Exception:
                 return

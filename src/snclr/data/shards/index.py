@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,32 +127,27 @@ class ShardIndex:
             raise ValueError(f"not an index of shards: {error}") from error
 
 
-def index_shard(path: Path) -> ShardIndex:
+def index_file(path: Path) -> ShardIndex:
     """Return the index of a tar on disk, from the cache if its size and modification time are unchanged."""
     status = path.stat()
-    location, version = str(path.resolve()), f"{status.st_size} {status.st_mtime_ns}"
-    return cached_index(location, version) or build_index(path, location, version)
+    return index_shard(str(path.resolve()), f"{status.st_size} {status.st_mtime_ns}", lambda: path)
 
 
-def cached_index(location: str, version: str) -> ShardIndex | None:
-    """Return the cached index of the shard at a path or URL in a given version."""
-    return load_cached(cache_path("shard-index", _VERSION, location, version), ShardIndex.from_bytes)
-
-
-def build_index(path: Path, location: str, version: str) -> ShardIndex:
-    """Index a tar on disk, which is the shard at `location` or a copy of it, and cache the index."""
-    index = _scan(path, location)
-    save_cached(cache_path("shard-index", _VERSION, location, version), index.to_bytes())
+def index_shard(location: str, version: str, local_copy: Callable[[], Path]) -> ShardIndex:
+    """Return the index of the shard at a path or URL, cached by its version; `local_copy` returns a file to scan."""
+    cached = cache_path("shard-index", _VERSION, location, version)
+    index = load_cached(cached, ShardIndex.from_bytes)
+    if index is None:
+        index = _scan(local_copy(), location)
+        save_cached(cached, index.to_bytes())
     return index
 
 
 def merge_indexes(indexes: Sequence[ShardIndex]) -> ShardIndex:
     """Concatenate the indexes of single shards, with the union of their classes."""
     classes = sort_classes(name for index in indexes for name in index.classes)
-    ends, total = [], 0
-    for index in indexes:
-        ends.append(index.names.ends + total)
-        total += len(index.names.text)
+    starts = np.cumsum([0, *(len(index.names.text) for index in indexes[:-1])])
+    ends = [index.names.ends + start for index, start in zip(indexes, starts, strict=True)]
     return ShardIndex(
         np.repeat(np.arange(len(indexes), dtype=np.int64), [len(index) for index in indexes]),
         np.concatenate([index.offset for index in indexes]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import itertools
@@ -15,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from snclr.data.remote.files import check_url, is_url, list_remote, remote_state, sibling
+from snclr.data.remote.files import check_url, file_name, is_url, list_remote, remote_state, sibling
 from snclr.data.remote.retry import map_in_threads
 from snclr.data.shards.cache import RemoteShard, ShardCache
-from snclr.data.shards.dataset import PREFETCH, START, WINDOW, Shard, ShardDataset
-from snclr.data.shards.index import ShardIndex, build_index, cached_index, index_shard, merge_indexes
+from snclr.data.shards.dataset import PREFETCH, START, WINDOW, ShardDataset
+from snclr.data.shards.index import ShardIndex, index_file, index_shard, merge_indexes
 from snclr.data.shards.manifest import MANIFEST, read_manifest
 from snclr.errors import UserError
 from snclr.runtime.progress import Progress
@@ -86,10 +87,10 @@ def open_shards(spec: str | Path, *, name: str) -> ShardDataset:
     if is_url(text):
         check_url(text)
         text += MANIFEST if text.endswith("/") else ""
-        return _open_remote_manifest(text, name) if _file_name(text) == MANIFEST else _open_urls(text, name)
+        return _open_manifest(text, name) if file_name(text) == MANIFEST else _open_urls(text, name)
     path = Path(text).expanduser()
     if path.name == MANIFEST or (path / MANIFEST).is_file():
-        return _open_local_manifest(path if path.name == MANIFEST else path / MANIFEST, name)
+        return _open_manifest(path if path.name == MANIFEST else path / MANIFEST, name)
     if path.is_dir():
         return _open_paths(sorted(path.glob("*.tar")), name)
     paths: list[str] = []
@@ -105,31 +106,21 @@ def _open_paths(paths: list[Path], name: str) -> ShardDataset:
         examples = f"{len(missing)} of its {len(paths)} shards do not exist, e.g. {', '.join(missing[:3])}"
         raise UserError(f"{name}: {examples if missing else 'no shard matches; check the path and the numbers'}")
     with ThreadPoolExecutor(max_workers=4) as pool:
-        index = merge_indexes(list(pool.map(index_shard, paths)))
-    return ShardDataset(name, [Shard(path.name, path) for path in paths], index, digest=_digest(index))
+        index = merge_indexes(list(pool.map(index_file, paths)))
+    return ShardDataset(name, paths, index, digest=_digest(index))
 
 
-def _open_local_manifest(path: Path, name: str) -> ShardDataset:
-    manifest = read_manifest(path)
-    shards = [Shard(entry.name, path.parent / entry.name) for entry in manifest.shards]
-    for entry in manifest.shards:
-        shard = path.parent / entry.name
-        size = shard.stat().st_size if shard.is_file() else None
-        if size != entry.bytes:
-            problem = "is missing" if size is None else f"has {size:,} bytes, not the {entry.bytes:,} of the manifest"
-            raise UserError(
-                f"{name}: the shard {shard} {problem}. Copy it again, or pack the folder again. "
-                f"`snclr pack --verify {path.parent}` checks every shard."
-            )
-    return ShardDataset(name, shards, manifest.index, digest=manifest.digest(), unique_names=True)
-
-
-def _open_remote_manifest(url: str, name: str) -> ShardDataset:
-    manifest = read_manifest(url)
+def _open_manifest(location: Path | str, name: str) -> ShardDataset:
+    """Open the shards of a manifest at a path or a URL (str)."""
+    manifest = read_manifest(location)
+    if isinstance(location, Path):
+        paths = [location.parent / entry.name for entry in manifest.shards]
+        for path, entry in zip(paths, manifest.shards, strict=True):
+            _check_size(path, entry.bytes, name)
+        return ShardDataset(name, paths, manifest.index, digest=manifest.digest(), unique_names=True)
+    shards = [RemoteShard(sibling(location, e.name), e.bytes, e.sha256, hashed=True) for e in manifest.shards]
     cache = ShardCache.open(name)
-    sources = [RemoteShard(sibling(url, e.name), e.bytes, e.sha256, hashed=True) for e in manifest.shards]
-    _check_cache_limit(cache, sources, name)
-    shards = [Shard(entry.name, source) for entry, source in zip(manifest.shards, sources, strict=True)]
+    _check_cache_limit(cache, shards, name)
     digest = manifest.digest(*_order_id(shards))
     return ShardDataset(name, shards, manifest.index, digest=digest, cache=cache, unique_names=True)
 
@@ -141,48 +132,54 @@ def _open_urls(pattern: str, name: str) -> ShardDataset:
         raise UserError(f"{name}: no shard matches")
     for url in urls:
         check_url(url)
-        if not _file_name(url).lower().endswith(".tar"):
+        if not file_name(url).lower().endswith(".tar"):
             raise UserError(
                 f"the URL {url!r} is not a shard. Give .tar files, the {MANIFEST} that `snclr pack` wrote, or its "
                 "folder with a / at the end."
             )
     cache = ShardCache.open(name)
     states = map_in_threads(remote_state, urls)
-    sources = [RemoteShard(url, *state, hashed=False) for url, state in zip(urls, states, strict=True)]
+    shards = [RemoteShard(url, *state, hashed=False) for url, state in zip(urls, states, strict=True)]
+    _check_cache_limit(cache, shards, name)
+
+    def download(shard: RemoteShard) -> Path:
+        cache.fetch(shard)
+        return cache.path(shard)
+
     indexes = []
     with Progress(f"indexing {name}", len(urls), unit="shards") as progress:
-        for source in sources:
-            version = f"{source.size} {source.version}"
-            index = cached_index(source.url, version)
-            if index is None:
-                cache.fetch(source)
-                index = build_index(cache.path(source), source.url, version)
-            indexes.append(index)
+        for shard in shards:
+            version = f"{shard.size} {shard.version}"
+            indexes.append(index_shard(shard.url, version, functools.partial(download, shard)))
             progress.update(1)
     merged = merge_indexes(indexes)
-    _check_cache_limit(cache, sources, name)
-    shards = [Shard(_file_name(source.url), source) for source in sources]
     return ShardDataset(name, shards, merged, digest=_digest(merged, *_order_id(shards)), cache=cache)
 
 
-def _order_id(shards: list[Shard]) -> list[str]:
+def _check_size(path: Path, expected: int, name: str) -> None:
+    size = path.stat().st_size if path.is_file() else None
+    if size != expected:
+        problem = "is missing" if size is None else f"has {size:,} bytes, not the {expected:,} of the manifest"
+        raise UserError(
+            f"{name}: the shard {path} {problem}. Copy it again, or pack the folder again. "
+            f"`snclr pack --verify {path.parent}` checks every shard."
+        )
+
+
+def _order_id(shards: list[RemoteShard]) -> list[str]:
     """Return what remote shards add to the fingerprint: their order differs from that of the same shards on disk."""
     return [f"window {WINDOW} from {START}"] if len(shards) > WINDOW else []
 
 
-def _check_cache_limit(cache: ShardCache, sources: list[RemoteShard], name: str) -> None:
+def _check_cache_limit(cache: ShardCache, shards: list[RemoteShard], name: str) -> None:
     """Warn if the cache cannot hold the window: every shard would be downloaded repeatedly."""
-    needed = sum(sorted((source.size or 0 for source in sources), reverse=True)[: WINDOW + 1 + PREFETCH])
+    needed = sum(sorted((shard.size or 0 for shard in shards), reverse=True)[: WINDOW + 1 + PREFETCH])
     if needed > cache.limit:
         _log.warning(
             "%s: %s bytes of shards are in use at a time, but the cache holds %s (SNCLR_CACHE_SIZE); shards will be "
             "downloaded repeatedly. Increase the limit or use smaller shards.",
             name, f"{needed:,}", f"{cache.limit:,}",
         )  # fmt: skip
-
-
-def _file_name(url: str) -> str:
-    return url.partition("?")[0].rpartition("/")[2]
 
 
 def _digest(index: ShardIndex, *extra: str) -> str:

@@ -150,7 +150,7 @@ def pack_folder(
 def verify_folder(folder: str | Path, *, quiet: bool = False) -> VerifyResult:
     """Compare every packed shard of a folder and its splits with the hash in the manifest."""
     top = Path(folder).expanduser()
-    folders = [top / name for name in ("", *_SPLITS) if (top / name / MANIFEST).is_file()]
+    folders = _packed_folders(top)
     if not folders:
         raise UserError(f"there is no {MANIFEST} in {top}; give a folder that `snclr pack` wrote")
     manifests = [read_manifest(path / MANIFEST) for path in folders]
@@ -168,26 +168,24 @@ def verify_folder(folder: str | Path, *, quiet: bool = False) -> VerifyResult:
     return VerifyResult(str(top), len(shards), sum(len(manifest.index) for manifest in manifests), total, wrong)
 
 
-def plan_shards(sizes: Sequence[int], order: Ids, shard_bytes: int, images_per_shard: int | None) -> list[list[int]]:
+def plan_shards(sizes: Sequence[int], order: Ids, settings: PackSettings) -> list[list[int]]:
     """Divide the images, in `order` (n,), into shards of about `shard_bytes`, or of `images_per_shard` images.
 
-    >>> plan_shards([400, 400, 400], np.arange(3), 2000, None)
+    >>> plan_shards([400, 400, 400], np.arange(3), PackSettings(shard_bytes=2000))
     [[0], [1], [2]]
     """
+    count = settings.images_per_shard
     parts: list[list[int]] = [[]]
     filled = 0
     for index in order.tolist():
         blocks = 3 + -(-sizes[index] // tarfile.BLOCKSIZE)  # header, content, and two blocks for the label
-        full = (
-            len(parts[-1]) >= images_per_shard
-            if images_per_shard
-            else filled + blocks * tarfile.BLOCKSIZE > shard_bytes
-        )
+        size = blocks * tarfile.BLOCKSIZE
+        full = len(parts[-1]) >= count if count else filled + size > settings.shard_bytes
         if parts[-1] and full:
             parts.append([])
             filled = 0
         parts[-1].append(index)
-        filled += blocks * tarfile.BLOCKSIZE
+        filled += size
     return parts
 
 
@@ -219,7 +217,7 @@ class _SplitJob:
         self.keys = member_keys(self.files)
         n, seed = len(dataset), settings.seed
         order = np.arange(n) if seed is None else epoch_order(n, seed, epoch=0)
-        self.plan = plan_shards(sizes, order, settings.shard_bytes, settings.images_per_shard)
+        self.plan = plan_shards(sizes, order, settings)
         self.packed: set[int] = set()
 
     def run(self, workers: int, progress: Progress) -> Manifest:
@@ -294,10 +292,14 @@ def _check_output(out: Path, overwrite: bool) -> None:
     """Refuse a folder that is not empty, unless it holds shards and may be overwritten."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not any((out / split / MANIFEST).is_file() for split in ("", *_SPLITS)):
+    if not _packed_folders(out):
         raise UserError(f"{out} exists and was not written by `snclr pack`; choose another folder for --shards")
     if not overwrite:
         raise UserError(f"{out} already holds shards; choose another folder, or replace them with --overwrite")
+
+
+def _packed_folders(top: Path) -> list[Path]:
+    return [top / split for split in ("", *_SPLITS) if (top / split / MANIFEST).is_file()]
 
 
 def _open_splits(folder: str | Path) -> dict[str, FileDataset]:

@@ -134,16 +134,6 @@ def color_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int
         return _normalize_(x)
 
 
-def eval_view(image: RGBImage, size: int) -> RGBImage:
-    """Return the evaluation view of an image, uint8 (H, W, 3) → uint8 (size, size, 3)."""
-    return crops.center_crop(image, size)
-
-
-def train_crop(image: RGBImage, size: int, *, seed: int, epoch: int, index: int) -> RGBImage:
-    """Return the training view of a linear probe, uint8 (H, W, 3) → uint8 (size, size, 3)."""
-    return crop_view(image, TRAIN_CROP, size, seed=seed, epoch=epoch, index=index, view=0)
-
-
 def normalize(images: RGBImage | Tensor, device: torch.device | str = "cpu") -> Tensor:
     """Convert images uint8 (n, S, S, 3) to encoder inputs, normalized float32 (n, 3, S, S).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from snclr.io.jsonl import is_finite_number
@@ -52,18 +52,16 @@ class CocoObject:
     crowd: bool
 
 
-def check_category(entry: Any) -> tuple[int, str]:
+def check_category(entry: Mapping[str, Any]) -> tuple[int, str]:
     """Return id and name of a category; raise BadEntry if it is unusable."""
-    key, name = (entry.get("id"), entry.get("name")) if isinstance(entry, dict) else (None, None)
-    if not isinstance(key, int) or isinstance(key, bool) or not isinstance(name, str):
+    key, name = entry.get("id"), entry.get("name")
+    if type(key) is not int or not isinstance(name, str):
         raise BadEntry(f"a category needs an id and a name, not {entry!r:.80}")
     return key, name
 
 
-def check_image(entry: Any) -> CocoImage:
-    """Return the image that an entry describes; raise BadEntry if it is unusable."""
-    if not isinstance(entry, dict):
-        raise BadEntry("the entry is not an object")
+def check_image(entry: Mapping[str, Any], folder: Path) -> CocoImage:
+    """Return the image that an entry describes; raise BadEntry if it is unusable or its file is missing."""
     key, name, width, height = (entry.get(field) for field in ("id", "file_name", "width", "height"))
     if not isinstance(key, int | str) or isinstance(key, bool):
         raise BadEntry(f"id is {key!r:.60}, not a number")
@@ -73,6 +71,8 @@ def check_image(entry: Any) -> CocoImage:
         raise BadEntry(f"file_name {name!r} leads out of the image folder")
     if not (isinstance(width, int) and isinstance(height, int) and 0 < width < _MAX_SIDE and 0 < height < _MAX_SIDE):
         raise BadEntry(f"width and height are {width!r:.60} and {height!r:.60}, not integers of at least 1")
+    if not (folder / name).is_file():
+        raise BadEntry(f"the file {name} is missing in {folder}")
     return CocoImage(key, name, width, height)
 
 

@@ -23,7 +23,7 @@ from snclr.data.transforms.rng import REPLACEMENT, uniforms
 from snclr.data.workers import in_processes
 from snclr.evaluation.detection.annotations import CocoObject, rle_runs
 from snclr.evaluation.detection.coco import CocoSet
-from snclr.evaluation.detection.schedule import DetectSettings, short_sides
+from snclr.evaluation.detection.settings import DetectSettings
 
 GEOMETRY, SAMPLING = 0, 1
 """Streams of random numbers per image: size and flip, and the sampling of anchors and regions."""
@@ -181,7 +181,7 @@ class DetectionSteps(Dataset[StepSamples]):
 
 def draw_geometry(settings: DetectSettings, epoch: int, number: int) -> tuple[int, bool]:
     """Return the short side of an image in an epoch, and whether it is flipped."""
-    sides = short_sides(settings)
+    sides = settings.short_sides
     drawn = uniforms(settings.seed, epoch, np.array([number]), GEOMETRY, 2)[0]
     return sides[int(drawn[0] * len(sides))], bool(drawn[1] < 0.5)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from snclr.data.sampler import epoch_order
 from snclr.errors import UserError
@@ -32,18 +29,17 @@ HELD_OUT = 5
 _SPLITS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _SINGLE_FILES = ("instances.json", "annotations.json", "_annotations.coco.json", "coco.json", "instances_default.json")
 _OTHER_TYPES = ("caption", "keypoint", "panoptic", "stuff", "image_info")
+Item = TypeVar("Item")
 
 
 class PackedObjects:
-    """Objects by image number, stored in one array of bytes: workers would copy a million small Python objects."""
+    """Objects by image number, stored as bytes: workers would copy a million small Python objects."""
 
     def __init__(self, lists: Iterable[Sequence[CocoObject]]) -> None:
-        blobs = [pickle.dumps(list(objects), protocol=5) for objects in lists]
-        self._bytes = np.frombuffer(b"".join(blobs), dtype=np.uint8)
-        self._ends = np.cumsum([0, *(len(blob) for blob in blobs)])
+        self._pickled = [pickle.dumps(list(objects), protocol=5) for objects in lists]
 
     def __getitem__(self, number: int) -> list[CocoObject]:
-        objects: list[CocoObject] = pickle.loads(self._bytes[self._ends[number] : self._ends[number + 1]].tobytes())
+        objects: list[CocoObject] = pickle.loads(self._pickled[number])
         return objects
 
 
@@ -93,8 +89,8 @@ class CocoSet:
         packed = PackedObjects(self.objects[number] for number in numbers)
         return replace(self, images=[self.images[number] for number in numbers], objects=packed)
 
-    def trained_on(self, *, keep_empty: bool) -> CocoSet:
-        """Return the images for training: those with an object other than a crowd, or all."""
+    def for_training(self, *, keep_empty: bool) -> CocoSet:
+        """Return the images to train on: those with an object other than a crowd, or all."""
         if keep_empty:
             return self
         return self.take([i for i in range(len(self)) if any(not one.crowd for one in self.objects[i])])
@@ -146,10 +142,7 @@ def find_annotations(folder: Path, train: str | Path | None, val: str | Path | N
     train_file = _given(folder, train, "--train-annotations") if train else _search(folder, "train")
     val_file = _given(folder, val, "--val-annotations") if val else _search(folder, "val")
     if train_file is not None and val_file is None and not train:
-        raise UserError(
-            f"{folder} has training annotations ({train_file.name}) and none for validation; give --val-annotations "
-            "FILE"
-        )
+        raise UserError(f"{folder} has annotations for training ({train_file.name}) only; give --val-annotations FILE")
     singles = (parent / name for parent in (folder / "annotations", folder) for name in _SINGLE_FILES)
     train_file = train_file or next((path for path in singles if path.is_file()), None)
     if train_file is None:
@@ -169,29 +162,28 @@ def _given(folder: Path, path: str | Path, flag: str) -> Path:
 
 def _search(folder: Path, split: str) -> Path | None:
     """Return the annotation file of a split, or None; raise UserError if several match."""
+    parents = (folder / "annotations", folder)
     for name in _SPLITS[split]:
-        for pattern in (f"instances_{name}*.json", f"{name}*.json", f"*{name}*.json"):
-            for parent in (folder / "annotations", folder):
-                files = sorted(path for path in parent.glob(pattern) if _is_split(path, split, name))
-                if len(files) > 1:
-                    names = ", ".join(path.name for path in files[:4])
-                    raise UserError(
-                        f"{parent} has several files for {split}: {names}. Give --{split}-annotations FILE."
-                    )
-                if files:
-                    return files[0]
-        for single in _SINGLE_FILES:
-            if (folder / name / single).is_file():
-                return folder / name / single
+        patterns = (f"instances_{name}*.json", f"{name}*.json", f"*{name}*.json")
+        matches = [sorted(parent.glob(pattern)) for pattern in patterns for parent in parents]
+        matches += [[folder / name / single] for single in _SINGLE_FILES]
+        for paths in matches:
+            files = [path for path in paths if path.is_file() and _is_split(path.stem.lower(), split, name)]
+            if len(files) > 1:
+                names = ", ".join(path.name for path in files[:4])
+                raise UserError(
+                    f"{files[0].parent} has several files for {split}: {names}. Give --{split}-annotations FILE."
+                )
+            if files:
+                return files[0]
     return None
 
 
-def _is_split(path: Path, split: str, name: str) -> bool:
+def _is_split(stem: str, split: str, name: str) -> bool:
     """Exclude other annotation types (captions, keypoints, panoptic) and the other split."""
-    stem = path.stem.lower()
     others = [other for key, names in _SPLITS.items() if key != split for other in names]
     other_split = any(other in stem for other in others) and not stem.startswith((name, f"instances_{name}"))
-    return path.is_file() and not other_split and not any(kind in stem for kind in _OTHER_TYPES)
+    return not other_split and not any(kind in stem for kind in _OTHER_TYPES)
 
 
 def find_images(folder: Path, file: Path, names: Sequence[str], given: str | Path | None) -> Path:
@@ -215,23 +207,8 @@ def find_images(folder: Path, file: Path, names: Sequence[str], given: str | Pat
     )
 
 
-def read_coco(file: Path, root: Path, images: str | Path | None = None) -> CocoSet:
+def read_coco(file: Path, root: Path, given_folder: str | Path | None = None) -> CocoSet:
     """Read an annotation file and validate it against the image folder."""
-    content, digest = _read_json(file)
-    faults: list[Fault] = []
-    categories = _categories(content["categories"], file, faults)
-    names = [entry.get("file_name") for entry in content["images"] if isinstance(entry, dict)]
-    folder = find_images(
-        root, file, [name for name in names if isinstance(name, str) and name and "\0" not in name], images
-    )
-    kept = _images(content["images"], file, folder, faults)
-    objects = _objects(content["annotations"], file, kept, categories, faults)
-    totals = {"annotation": len(content["annotations"]), "image": len(content["images"])}
-    packed = PackedObjects(objects[key] for key in kept)
-    return CocoSet(file, folder, list(kept.values()), packed, categories, faults, totals, digest)
-
-
-def _read_json(file: Path) -> tuple[dict[str, Any], str]:
     try:
         data = file.read_bytes()
         content = json.loads(data)
@@ -240,64 +217,56 @@ def _read_json(file: Path) -> tuple[dict[str, Any], str]:
     for part in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(part), list):
             raise UserError(f"{file} is not a COCO instances file: it has no list {part!r}")
-    return content, hashlib.sha256(data).hexdigest()
-
-
-@contextlib.contextmanager
-def _collect_fault(faults: list[Fault], file: Path, kind: str, entry: Any) -> Iterator[int | str | None]:
-    """Record a BadEntry of the block as a fault; yield the id of the entry, or None."""
-    key = entry.get("id") if isinstance(entry, dict) else None
-    key = key if isinstance(key, int | str) else None
-    try:
-        yield key
-    except BadEntry as error:
-        faults.append(Fault(str(file), kind, key, str(error)))
-
-
-def _categories(entries: list[Any], file: Path, faults: list[Fault]) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for entry in entries:
-        with _collect_fault(faults, file, "category", entry):
-            key, name = check_category(entry)
-            if key in names:
-                raise BadEntry("the id is not unique")
-            names[key] = name
-    if not names:
+    faults: list[Fault] = []
+    categories = dict(sorted(_usable(content["categories"], file, "category", faults, check_category)))
+    if not categories:
         raise UserError(f"{file} has no categories")
-    return dict(sorted(names.items()))
-
-
-def _images(entries: list[Any], file: Path, folder: Path, faults: list[Fault]) -> dict[int | str, CocoImage]:
-    images: dict[int | str, CocoImage] = {}
-    for entry in entries:
-        with _collect_fault(faults, file, "image", entry):
-            image = check_image(entry)
-            if image.id in images:
-                raise BadEntry("the id is not unique")
-            if not (folder / image.name).is_file():
-                raise BadEntry(f"the file {image.name} is missing in {folder}")
-            images[image.id] = image
-    return images
-
-
-def _objects(
-    entries: list[Any], file: Path, images: dict[int | str, CocoImage], categories: dict[int, str], faults: list[Fault]
-) -> dict[int | str, list[CocoObject]]:
-    objects: dict[int | str, list[CocoObject]] = {key: [] for key in images}
+    given_names = (entry.get("file_name") for entry in content["images"] if isinstance(entry, dict))
+    names = [name for name in given_names if isinstance(name, str) and name and "\0" not in name]
+    folder = find_images(root, file, names, given_folder)
+    usable_images = _usable(content["images"], file, "image", faults, lambda entry: check_image(entry, folder))
+    images = {image.id: image for image in usable_images}
     bad_images = {fault.id for fault in faults if fault.kind == "image"}
-    seen: set[int | str] = set()
+
+    def check_annotation(entry: dict[str, Any]) -> tuple[int | str, CocoObject] | None:
+        key = entry.get("image_id")
+        if not isinstance(key, int | str):
+            raise BadEntry(f"image_id is {key!r:.60}, not a number")
+        if key in images:
+            return key, check_object(entry, images[key], categories)
+        if key in bad_images:
+            return None  # reported as a fault of the image
+        raise BadEntry(f"image id {key!r:.60} is unknown")
+
+    objects: dict[int | str, list[CocoObject]] = {key: [] for key in images}
+    for key, found in _usable(content["annotations"], file, "annotation", faults, check_annotation):
+        objects[key].append(found)
+    totals = {"annotation": len(content["annotations"]), "image": len(content["images"])}
+    digest = hashlib.sha256(data).hexdigest()
+    return CocoSet(
+        file, folder, [*images.values()], PackedObjects(objects.values()), categories, faults, totals, digest
+    )
+
+
+def _usable(
+    entries: list[Any], file: Path, kind: str, faults: list[Fault], check: Callable[[dict[str, Any]], Item | None]
+) -> Iterator[Item]:
+    """Yield what `check` returns for each entry; record an entry that it rejects, or whose id is taken, as a fault."""
+    taken: set[int | str] = set()
     for entry in entries:
-        with _collect_fault(faults, file, "annotation", entry) as key:
-            image = entry.get("image_id") if isinstance(entry, dict) else None
-            if not isinstance(image, int | str):
-                raise BadEntry(f"image_id is {image!r:.60}, not a number")
-            if image not in images:
-                if image in bad_images:
-                    continue  # reported as a fault of the image
-                raise BadEntry(f"image id {image!r:.60} is unknown")
-            if key in seen:
+        key = entry.get("id") if isinstance(entry, dict) else None
+        key = key if isinstance(key, int | str) else None
+        try:
+            if not isinstance(entry, dict):
+                raise BadEntry(f"the entry is not an object: {entry!r:.60}")
+            item = check(entry)
+            if item is None:
+                continue
+            if key in taken:
                 raise BadEntry("the id is not unique")
-            objects[image].append(check_object(entry, images[image], categories))
-            if key is not None:
-                seen.add(key)
-    return objects
+        except BadEntry as error:
+            faults.append(Fault(str(file), kind, key, str(error)))
+            continue
+        if key is not None:
+            taken.add(key)
+        yield item

@@ -17,12 +17,10 @@ from snclr.checkpoint.format import latest_checkpoint, save_checkpoint
 from snclr.errors import UserError
 from snclr.evaluation.detection.annotations import Fault
 from snclr.evaluation.detection.model import build_detector
-from snclr.evaluation.detection.schedule import DetectSettings
+from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
-from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
 
-RUN, RANDOM = "run", "random"
 _FINISHED = "detector"  # sub-folder of a trained detector
 _IMAGE_SIZE = 224  # of an encoder given by name: decides its stem, which is the standard one
 
@@ -37,28 +35,23 @@ class InitialWeights:
     """"run", "random" or "file"."""
     description: str
 
-    @property
-    def sha256(self) -> str:
-        """Digest of the weights."""
-        return weights_digest(self.encoder.state_dict())
-
 
 def load_initial_weights(run: Path, init: str, encoder: str | None, seed: int) -> InitialWeights:
     """Load the run's encoder, or one given by name, with the weights chosen by `init`."""
-    if encoder is not None and init == RUN:
-        raise UserError(f"--encoder {encoder} needs --init {RANDOM} or --init FILE; a run has an encoder of its own")
+    if encoder is not None and init == "run":
+        raise UserError(f"--encoder {encoder} needs --init random or --init FILE; a run has an encoder of its own")
     if encoder is not None:
         spec = resolve_encoder(encoder, image_size=_IMAGE_SIZE)
-    elif (run / WEIGHTS_NAME).is_file() or init == RUN:
+    elif (run / WEIGHTS_NAME).is_file() or init == "run":
         loaded, spec = load_encoder(run)
-        if init == RUN:
-            return InitialWeights(loaded, spec, RUN, f"the weights of {run}")
+        if init == "run":
+            return InitialWeights(loaded, spec, "run", f"the weights of {run}")
     else:
         raise UserError(f"{run} has no encoder; give an architecture by name, such as --encoder resnet50")
     torch.manual_seed(seed + 1_000_003)  # different from the seed of the heads
     made = build_encoder(spec)
-    if init == RANDOM:
-        return InitialWeights(made, spec, RANDOM, f"random weights (seed {seed})")
+    if init == "random":
+        return InitialWeights(made, spec, "random", f"random weights (seed {seed})")
     made.load_state_dict(read_weights(init, spec).state)
     return InitialWeights(made, spec, "file", f"the weights of {init}")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from snclr.distributed.collectives import barrier, broadcast_object, check_equal_across_ranks, raise_on_all_ranks
+from snclr.distributed.collectives import broadcast_object, check_equal_across_ranks, raise_on_all_ranks
 from snclr.distributed.launch import check_batch_size
 from snclr.errors import UserError
 from snclr.evaluation.detection.annotations import Fault
@@ -24,9 +24,8 @@ from snclr.evaluation.detection.detector import (
     save_detector,
 )
 from snclr.evaluation.detection.model import build_detector
-from snclr.evaluation.detection.results import DetectResult
-from snclr.evaluation.detection.schedule import DetectSettings
 from snclr.evaluation.detection.scoring import Detection, average_precision, detect_objects
+from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
 from snclr.evaluation.results import append_result
 from snclr.io.atomic import check_writable, discard, sweep, write_atomic
@@ -42,11 +41,11 @@ def evaluate_detection(
     run: Path, fabric: Any, settings: DetectSettings, *, data: str | Path, init: str, encoder: str | None,
     max_bad_share: float, detector: str | Path | None, draw: Callable[..., Any] | None, workers: int, quiet: bool,
     **files: Any,
-) -> DetectResult:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Train the detector of these settings, or open a finished one, and evaluate it on the validation images.
 
     `files` are arguments of `open_coco`; `draw` writes a figure of predictions. A stop saves a checkpoint in the run
-    directory and raises StopRequested; the same call continues.
+    directory and raises StopRequested; the same call continues. Return the record in results.jsonl.
     """
     with raise_on_all_ranks():
         train, val, description = open_coco(data, seed=settings.seed, **files)
@@ -57,7 +56,7 @@ def evaluate_detection(
     faults = list(dict.fromkeys([*train.faults, *val.faults]))
     if faults and not quiet:
         shown = "".join(f"\n  {fault}" for fault in faults[:_SHOWN_FAULTS])
-        print(f"warning: {len(faults)} faults in the annotations, such as{shown}", file=sys.stderr)
+        print(f"warning: faults in the annotations ({len(faults)} in all), such as{shown}", file=sys.stderr)
     if detector is not None:
         trained = _open_trained(run, Path(detector), val, fabric)
     else:
@@ -71,7 +70,8 @@ def evaluate_detection(
         if fabric.is_global_zero:
             faults += [*val.unreadable(bad, "left out"), *trained.unreadable]
             record = _record(run, trained, val, detections, bad, faults, draw)
-    return DetectResult(**broadcast_object(record))
+    shared: dict[str, Any] = broadcast_object(record)
+    return shared
 
 
 def _open_trained(run: Path, folder: Path, val: CocoSet, fabric: Any) -> Detector:
@@ -99,19 +99,19 @@ def _train(
     with raise_on_all_ranks():
         check_batch_size(settings.batch_size, fabric.world_size)
         start = load_initial_weights(run, init, encoder, settings.seed)
-        chosen = train.trained_on(keep_empty=settings.keep_empty)
+        chosen = train.for_training(keep_empty=settings.keep_empty)
         if len(chosen) < settings.batch_size:
             raise UserError(
-                f"{train.file} has {len(chosen)} images to train on, fewer than one batch of {settings.batch_size}; "
-                f"give --batch-size {max(1, len(chosen))} or less"
+                f"too few images of {train.file} have objects: {len(chosen)}, fewer than one batch of "
+                f"{settings.batch_size}. Give --batch-size {max(1, len(chosen))} or less."
             )
         identity = _identity(start, chosen, settings)
         folder = run / f"detect-{start.tag}-{sha256_json(identity)[:12]}"
         # Build before the folder is created, so that an encoder that is not a ResNet leaves no files behind.
         torch.manual_seed(settings.seed)
         model = build_detector(start.encoder, start.spec, len(chosen.categories), settings)
-        task = DetectionTask(model, chosen, settings, fabric, folder / "nonfinite.json", workers)
     check_equal_across_ranks(lambda: identity["start"], f"weights in {run}")
+    task = DetectionTask(model, chosen, settings, fabric, folder / "nonfinite.json", workers)
     lock = FileLock(folder / ".detect.lock")
     checkpoints = folder / "checkpoints"
     try:
@@ -121,34 +121,35 @@ def _train(
                 sweep(checkpoints)
         with raise_on_all_ranks():
             trained = open_detector(folder, fabric.device)
-        if trained is None:
-            with StopFlag() as stop:
-                Trainer(
-                    task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
-                    opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
-                    device=fabric.device, quiet=quiet,
-                ).fit(load_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
+        if trained is not None:
+            if not quiet:
+                print(f"already trained: {folder}; evaluating it", file=sys.stderr)
+            return trained
+        with StopFlag() as stop:
+            Trainer(
+                task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
+                opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
+                device=fabric.device, quiet=quiet,
+            ).fit(load_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
+        with raise_on_all_ranks():
             if fabric.is_global_zero:
                 protocol = _training_protocol(settings, start, chosen, len(train), fabric.world_size)
                 save_detector(task, folder, identity, start=start.description, protocol=protocol)
                 if checkpoints.is_dir():
                     discard(checkpoints)
-            barrier()
-            with raise_on_all_ranks():
-                trained = open_detector(folder, fabric.device)
-        elif not quiet:
-            print(f"already trained: {folder}; evaluating it", file=sys.stderr)
+        with raise_on_all_ranks():
+            trained = open_detector(folder, fabric.device)
+        assert trained is not None
+        return trained
     finally:
         lock.release()
-    assert trained is not None
-    return trained
 
 
 def _identity(start: InitialWeights, chosen: CocoSet, settings: DetectSettings) -> dict[str, Any]:
     """Return the JSON values that determine the trained weights."""
     identity = {
         "settings": asdict(settings),
-        "start": start.sha256,
+        "start": weights_digest(start.encoder.state_dict()),
         "encoder": start.spec.to_dict(),
         "data": chosen.fingerprint(),
         "categories": list(chosen.categories.items()),
@@ -175,18 +176,16 @@ def _record(
     return append_result(
         run, "detect", score.numbers(), f"{detector.protocol}; {_test_protocol(detector.settings, val, len(bad))}",
         start=detector.start, settings=asdict(detector.settings), detector=str(detector.folder), boxes=score.box,
-        masks=score.mask, classes=[asdict(one) for one in score.classes], detections=len(detections),
+        masks=score.mask, classes=score.classes, detections=len(detections),
         faults=len(faults), faults_file=None if faults_file is None else str(faults_file),
         figure=None if figure is None else str(figure), model_sha256=weights_digest(detector.model.state_dict()),
     )  # fmt: skip
 
 
-def _training_protocol(
-    s: DetectSettings, start: InitialWeights, chosen: CocoSet, total: int, world_size: int
-) -> str:  # fmt: skip
+def _training_protocol(s: DetectSettings, start: InitialWeights, chosen: CocoSet, total: int, world_size: int) -> str:
     """Describe how the detector was trained."""
     low, high = s.short_side
-    norm = "synchronized over all processes" if world_size > 1 else "of one process"
+    norm = "synchronized over all ranks" if world_size > 1 else "of one rank"
     stem = start.spec.stem
     stem = "" if stem == "standard" else f", low-resolution stem {stem!r} brought to stride 4 by pooling"
     empty = f" ({total - len(chosen):,} without objects left out)" if total != len(chosen) else ""
@@ -203,7 +202,7 @@ def _training_protocol(
 def _test_protocol(s: DetectSettings, val: CocoSet, unreadable: int) -> str:
     """Describe how the detector was tested."""
     objects = sum(not one.crowd for number in range(len(val)) for one in val.objects[number])
-    left_out = f", {unreadable} unreadable ones left out" if unreadable else ""
+    left_out = f", {unreadable} of them unreadable and left out" if unreadable else ""
     return (
         f"tested once, after the last iteration, at short side {s.short_side[1]} px on {len(val):,} images "
         f"({objects:,} objects, {len(val.categories)} classes) of {val.file}{left_out}; AP by pycocotools: IoU 0.50 to "

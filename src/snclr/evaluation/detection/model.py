@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -23,7 +22,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
 from snclr.evaluation.detection.batches import Sample
-from snclr.evaluation.detection.schedule import DetectSettings
+from snclr.evaluation.detection.settings import DetectSettings
 from snclr.models.encoders import EncoderSpec
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
@@ -40,7 +39,7 @@ def build_detector(encoder: nn.Module, spec: EncoderSpec, num_classes: int, sett
     backbone = BackboneWithFPN(
         prepare_resnet(encoder, spec),
         {stage: str(number) for number, stage in enumerate(STAGES)},
-        stage_widths(encoder),
+        [spec.num_features // 2**level for level in (3, 2, 1, 0)],  # the stages of a ResNet double their channels
         width,
         norm_layer=nn.BatchNorm2d,
     )
@@ -81,17 +80,6 @@ def prepare_resnet(encoder: nn.Module, spec: EncoderSpec) -> nn.Module:
         conv.stride = (2, 2)
         encoder.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
     return encoder.requires_grad_(True)
-
-
-def stage_widths(encoder: nn.Module) -> list[int]:
-    """Return the channels of the four stages, found with one black image."""
-    body = IntermediateLayerGetter(encoder, {stage: stage for stage in STAGES})
-    was_training = encoder.training
-    encoder.eval()
-    with torch.no_grad():
-        features = body(torch.zeros(1, 3, 64, 64, device=next(encoder.parameters()).device))
-    encoder.train(was_training)
-    return [int(features[stage].shape[1]) for stage in STAGES]
 
 
 class PaddedBatch(GeneralizedRCNNTransform):  # type: ignore[misc]
@@ -148,8 +136,10 @@ class SeededSampler(BalancedPositiveNegativeSampler):  # type: ignore[misc]
         return positives, negatives
 
 
-def prepare(model: MaskRCNN, samples: Sequence[Sample], device: torch.device | str, pad_to: tuple[int, int]) -> Any:
-    """Return the arguments of a training forward pass, after setting the model's padding and seeds."""
+def training_inputs(
+    model: MaskRCNN, samples: Sequence[Sample], device: torch.device | str, pad_to: tuple[int, int]
+) -> Any:
+    """Return images and targets of a forward pass in training, and set the model's padding and seeds for it."""
     model.transform.pad_to = pad_to
     model.rpn.fg_bg_sampler.seeds = [sample.seeds[0] for sample in samples]
     model.roi_heads.fg_bg_sampler.seeds = [sample.seeds[1] for sample in samples]

@@ -10,7 +10,7 @@ import contextlib
 import io
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from snclr.data.decode import BadImage
 from snclr.distributed.collectives import all_gather_objects, rank_share
 from snclr.evaluation.detection.batches import load_image, read_items, resize_image, scaled_size
 from snclr.evaluation.detection.coco import CocoSet
-from snclr.evaluation.detection.schedule import DetectSettings
+from snclr.evaluation.detection.settings import DetectSettings
 from snclr.runtime.progress import Progress
 
 MASK_THRESHOLD = 0.5
@@ -42,22 +42,13 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class ClassScore:
-    """AP of one class, and its number of objects without crowds."""
-
-    name: str
-    objects: int
-    box: float | None
-    mask: float | None
-
-
-@dataclass(frozen=True)
 class Score:
     """AP, AP50, AP75 and the AP of small, medium and large objects, by name, for boxes and masks."""
 
     box: dict[str, float | None]
     mask: dict[str, float | None]
-    classes: list[ClassScore]
+    classes: list[dict[str, Any]]
+    """Name, number of objects without crowds, box AP and mask AP of each class."""
 
     def numbers(self) -> dict[str, float | None]:
         """Return the six columns of the paper's table by name."""
@@ -65,26 +56,20 @@ class Score:
         return {f"{name}_{kind}": values[name] for kind, values in columns for name in _METRICS[:3]}
 
 
-class _TestImage(NamedTuple):
-    number: int
-    image: Tensor | None
-    reason: str
-
-
 @dataclass
-class _TestImages(Dataset[_TestImage]):
-    """Images by number, at their test size, as a dataset for the workers."""
+class _TestImages(Dataset[tuple[int, Tensor | None, str]]):
+    """Number and pixels of each image at its test size; None and the reason instead of pixels if it is unreadable."""
 
     coco: CocoSet
     settings: DetectSettings
 
-    def __getitem__(self, number: int) -> _TestImage:
+    def __getitem__(self, number: int) -> tuple[int, Tensor | None, str]:
         try:
             pixels = load_image(self.coco, number)
         except BadImage as error:
-            return _TestImage(number, None, error.reason)
+            return number, None, error.reason
         size = scaled_size(pixels.shape[1], pixels.shape[0], self.settings.short_side[1], self.settings.long_side)
-        return _TestImage(number, resize_image(pixels, size), "")
+        return number, resize_image(pixels, size), ""
 
 
 def detect_objects(
@@ -140,7 +125,7 @@ def average_precision(coco: CocoSet, detections: Sequence[Detection], leave_out:
     for entry in truth["annotations"]:
         counts[entry["category_id"]] += not entry["iscrowd"]
     columns = zip(coco.categories.values(), counts[1:], box_classes, mask_classes, strict=True)
-    return Score(box, mask, [ClassScore(*values) for values in columns])
+    return Score(box, mask, [dict(zip(("name", "objects", "box", "mask"), values, strict=True)) for values in columns])
 
 
 def _truth(coco: CocoSet, leave_out: Collection[int]) -> dict[str, Any]:

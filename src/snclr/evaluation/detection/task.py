@@ -22,8 +22,8 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.evaluation.detection.batches import DetectionSteps, StepSamples, read_items
 from snclr.evaluation.detection.coco import CocoSet
-from snclr.evaluation.detection.model import loss_counts, prepare
-from snclr.evaluation.detection.schedule import DetectSettings, learning_rate
+from snclr.evaluation.detection.model import loss_counts, training_inputs
+from snclr.evaluation.detection.settings import DetectSettings, learning_rate
 from snclr.train.trainer import TrainTask, check_finite
 
 
@@ -50,7 +50,7 @@ class DetectionTask(TrainTask[StepSamples]):
         self.wrapped, self.wrapped_optimizer = self.fabric.setup(self.model, self.optimizer)
         self.total_steps = s.iterations
         self.steps_per_epoch = max(1, len(self.coco) // s.batch_size)
-        self._unshared: dict[int, str] = {}
+        self._new_skips: dict[int, str] = {}
 
     def images_after(self, step: int) -> int:
         """Return the images used by the first `step` steps."""
@@ -61,7 +61,7 @@ class DetectionTask(TrainTask[StepSamples]):
         self.model.train()
         steps = DetectionSteps(self.coco, self.settings, self.fabric.global_rank, self.fabric.world_size)
         for batch in read_items(steps, start, self.total_steps, self.workers):
-            self._unshared.update({number: why for number, why in batch.bad.items() if number not in self.bad})
+            self._new_skips.update({number: why for number, why in batch.bad.items() if number not in self.bad})
             if not batch.samples:
                 examples = "; ".join(f"{self.coco.path(i)}: {why}" for i, why in list(batch.bad.items())[:3])
                 raise UserError(
@@ -75,7 +75,7 @@ class DetectionTask(TrainTask[StepSamples]):
         height, width = all_gather(sizes.to(self.fabric.device)).amax(0).tolist()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(batch.step, self.settings)
-        losses = self.wrapped(*prepare(self.model, batch.samples, self.fabric.device, (height, width)))
+        losses = self.wrapped(*training_inputs(self.model, batch.samples, self.fabric.device, (height, width)))
         loss = self._global_loss(losses)
         check_finite(
             batch.step, loss, [sample.number for sample in batch.samples], report=self.nonfinite,
@@ -96,14 +96,14 @@ class DetectionTask(TrainTask[StepSamples]):
         total = all_reduce_sum(own.clone()).clamp(min=1)
         return (torch.stack(list(losses.values())).float() * own / total).sum() * self.fabric.world_size
 
-    def unshared(self) -> list[Any]:
+    def new_skips(self) -> list[Any]:
         """Return the unreadable images that only this rank has found."""
-        return list(self._unshared.items())
+        return list(self._new_skips.items())
 
-    def share(self, parts: list[list[Any]]) -> None:
+    def merge_skips(self, parts: list[list[Any]]) -> None:
         """Take the unreadable images of all ranks."""
         self.bad.update(item for part in parts for item in part)
-        self._unshared.clear()
+        self._new_skips.clear()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return model, optimizer and the unreadable images."""

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from snclr import __version__
 from snclr.data.datasets.base import open_dataset
 from snclr.data.transforms.views import MEAN, STD
-from snclr.distributed.collectives import raise_on_all_ranks
 from snclr.errors import UserError
-from snclr.evaluation.retrieval.query_images import class_names
+from snclr.evaluation.retrieval.gallery import class_names
 from snclr.evaluation.retrieval.results import EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
 from snclr.io.atomic import check_writable, explain_unwritable, replacing, write_atomic
@@ -46,28 +45,22 @@ class Embeddings:
 
 
 def embed_dataset(
-    session: Session, run: str | Path, *, out: str | Path, data: str | None, split: str, normalize: bool,
-    batch_size: int, workers: int,
-) -> EmbedResult:  # fmt: skip
+    session: Session, *, out: str | Path, data: str | None, split: str, normalize: bool, batch_size: int
+) -> EmbedResult:
     """Write the features of every readable image's center crop to a file."""
     path = check_out(out)
-    with raise_on_all_ranks():
-        if session.is_rank_zero:
-            check_writable(path, _UNWRITABLE)
+    session.on_rank_zero(lambda: check_writable(path, _UNWRITABLE))
     (encoder, spec), dataset = session.open(
-        lambda: (run_encoder(run), open_dataset(data or data_of(run), split=split, download=True))
+        lambda: (run_encoder(session.run), open_dataset(data or data_of(session.run), split=split, download=True))
     )
-    weights = weights_digest(encoder.state_dict())
-    extracted = session.features(
-        run, encoder, dataset, image_size=spec.image_size, batch_size=batch_size, workers=workers
-    )
+    extracted = session.features(encoder, dataset, image_size=spec.image_size, batch_size=batch_size)
     features = F.normalize(extracted.features, dim=1) if normalize else extracted.features
     metadata = {
         "snclr": __version__,
-        "run": str(run),
+        "run": str(session.run),
         "encoder": spec.name,
         "features": features.shape[1],
-        "weights_sha256": weights,
+        "weights_sha256": weights_digest(encoder.state_dict()),
         "image_size": spec.image_size,
         "mean": list(MEAN),
         "std": list(STD),
@@ -79,10 +72,8 @@ def embed_dataset(
         "skipped": [asdict(skip) for skip in extracted.skipped],
     }
     keys = [dataset.key(index) for index in extracted.ids.tolist()]
-    with raise_on_all_ranks():
-        if session.is_rank_zero:
-            labels = class_names(dataset, extracted.ids)
-            write_embeddings(path, Embeddings(features.numpy(), keys, labels, metadata))
+    embeddings = Embeddings(features.numpy(), keys, class_names(dataset, extracted.ids), metadata)
+    session.on_rank_zero(lambda: write_embeddings(path, embeddings))
     names = str(keys_file(path)) if path.suffix.lower() == ".npy" else None
     return EmbedResult(str(path), names, len(keys), metadata)
 

@@ -17,17 +17,17 @@ from torch import Tensor
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import BadImage, RGBImage
-from snclr.data.transforms.views import eval_view, normalize
+from snclr.data.transforms.crop import center_crop
+from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
-from snclr.evaluation.retrieval.gallery import Gallery
-from snclr.evaluation.retrieval.query_images import label_of, open_queries, training_images
+from snclr.evaluation.retrieval.gallery import Gallery, label_of, open_queries, training_images
 from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
 from snclr.methods.snclr.queue import nearest_neighbors
 from snclr.runtime.device import pick_device
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
 DENOMINATORS = {
@@ -52,7 +52,7 @@ def explain_image(
 ) -> Explanation:  # fmt: skip
     """Explain the loss of one image among the run's queue or the images of a dataset; write the figure."""
     device = pick_device(device)
-    method, config, _ = load_method(run, torch.device(device))
+    method, config = load_trained_method(run, torch.device(device))
     if config.method != "snclr":
         raise UserError(
             f"{run} was trained with {config.method}; explain needs a run of --method snclr. For the most similar "
@@ -60,7 +60,7 @@ def explain_image(
         )
     trained_on, _ = training_images(run, config.data)
     query, pixels = _load_query(image, trained_on, config.image_size)
-    views = project_views(method, normalize(eval_view(pixels, config.image_size)[None], device))
+    views = project_views(method, normalize(center_crop(pixels, config.image_size)[None], device))
     if candidates == "queue":
         gallery = Gallery.from_queue(run, method.queue)
     else:

@@ -1,26 +1,34 @@
-"""Galleries, queries and neighbor rows: the one neighbor computation of neighbors, search, explain and the report."""
+"""Galleries, query images and neighbor rows: the one neighbor computation of neighbors, search, explain and the report.
+
+A query that is itself in the gallery is excluded: `same_images` decides which images are the same.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snclr.data.datasets.base import ImageDataset
+from snclr.checkpoint.run_dir import RunDir
+from snclr.data.datasets.base import FileDataset, ImageDataset, open_dataset
+from snclr.data.datasets.folder import open_folder
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
+from snclr.data.sampler import Ids
+from snclr.data.splits import Subset
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
-from snclr.evaluation.retrieval.embeddings import Embeddings
 from snclr.evaluation.retrieval.index import Hits, find_similar
-from snclr.evaluation.retrieval.query_images import file_of, label_of, same_images, training_images
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
-from snclr.evaluation.retrieval.space import Weigh, weigh_by_cosine
-from snclr.evaluation.session import data_of
+from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, weigh_by_cosine
+from snclr.evaluation.session import Session, data_of
 from snclr.methods.snclr.queue import NeighborQueue
 
 _ROWS = 1024  # queries weighted at once: their neighbors' features are (rows, K, D)
@@ -46,6 +54,11 @@ class Gallery:
         return cls(F.normalize(features.features, dim=1), features.ids, dataset, description, features.skipped)
 
     @classmethod
+    def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Gallery:
+        """Compute the features of a dataset's readable images."""
+        return cls.from_features(space.features(session, dataset, "gallery"), dataset)
+
+    @classmethod
     def from_queue(cls, run: str | Path, queue: NeighborQueue | None) -> Gallery:
         """Use the run's queue, named by the images it was trained on if these are available."""
         if queue is None or len(queue) == 0:
@@ -56,15 +69,6 @@ class Gallery:
         description = f"the run's queue, {len(queue):,} features" + ("" if note is None else f" ({note})")
         features, ids = queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu()
         return cls(features, ids, dataset, description, note=note)
-
-    @classmethod
-    def from_embeddings(cls, embeddings: Embeddings, dataset: ImageDataset) -> Gallery:
-        """Use the features of an embeddings file, matched to the images of the dataset by key."""
-        index = {dataset.key(i): i for i in range(len(dataset))}
-        if not all(key in index for key in embeddings.keys):
-            raise UserError(f"the embeddings name images that {dataset.name} does not have; write them again")
-        ids = torch.tensor([index[key] for key in embeddings.keys])
-        return cls.from_features(Features(torch.from_numpy(embeddings.features), None, ids), dataset)
 
     def key(self, index: int) -> str:
         """Return the key of an image, or "image INDEX" if the dataset is not available."""
@@ -91,7 +95,7 @@ class Gallery:
     def neighbor(self, position: int, cosine: float, w: float, label: str | None) -> Neighbor:
         """Describe row `position` of the gallery as a neighbor of a query with the given label."""
         index = int(self.ids[position])
-        own, path = self.label(index), None if self.dataset is None else file_of(self.dataset, index)
+        own, path = self.label(index), None if self.dataset is None else _file_of(self.dataset, index)
         same_class = None if label is None or own is None else label == own
         return Neighbor(self.key(index), index, cosine, w, own, same_class, None if path is None else str(path))
 
@@ -103,6 +107,17 @@ class Queries:
     dataset: ImageDataset
     y2: Features
     y1: Tensor
+
+    @classmethod
+    def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Queries:
+        """Compute y2 and y1 of every image's center crop."""
+        y2 = space.features(session, dataset, "queries")
+        if space.attend is None:
+            return cls(dataset, y2, y2.features)
+        y1 = session.features(
+            space.attend, dataset, image_size=space.image_size, role="y1", description="queries (attention)"
+        )
+        return cls(dataset, y2, y1.features)
 
     def take(self, rows: Tensor) -> Queries:
         """Select rows by position."""
@@ -143,7 +158,7 @@ def neighbor_rows(
     return rows, hits
 
 
-def same_class_share(rows: Sequence[NeighborRow]) -> list[float | None]:
+def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:
     """Return, for each rank, the share of queries whose neighbor has their class; None if no label is known."""
     shares: list[float | None] = []
     for rank in range(max((len(row.neighbors) for row in rows), default=0)):
@@ -151,3 +166,109 @@ def same_class_share(rows: Sequence[NeighborRow]) -> list[float | None]:
         known = [flag for flag in flags if flag is not None]
         shares.append(sum(known) / len(known) if known else None)
     return shares
+
+
+def open_queries(text: str | Path, *datasets: ImageDataset | None) -> ImageDataset:
+    """Open an image file, a folder of images, or one image of the datasets by its key (e.g. demo/train/12)."""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return open_folder(path, name=str(text), split="all")
+    if path.is_file():
+        return FileDataset(str(text), path.parent, [path.name])
+    searched = [dataset for dataset in datasets if dataset is not None]
+    for dataset in searched:
+        index = next((i for i in range(len(dataset)) if dataset.key(i) == str(text)), None)
+        if index is not None:
+            return Subset(dataset, np.array([index], dtype=np.int64))
+    names = f", and {searched[0].name} has no image with that key" if searched else ""
+    raise UserError(f"there is no file or folder {text}{names}. Give an image file or a folder of images")
+
+
+def training_images(run: str | Path, data: str) -> tuple[ImageDataset | None, str | None]:
+    """Open the images a run was trained on; None and the reason if they are missing or have changed."""
+    try:
+        dataset = open_dataset(data, split="train")
+    except UserError as error:
+        return None, f"the run's images are not available, so neighbors are named by number: {error}"
+    if _trained_fingerprint(run) not in (None, dataset.fingerprint()):
+        return None, f"the images of {data} have changed since training, so neighbors are named by number"
+    return dataset, None
+
+
+def _trained_fingerprint(run: str | Path) -> str | None:
+    """Return the dataset fingerprint in the run's newest readable checkpoint."""
+    for checkpoint in sorted(RunDir(run).checkpoints.glob("step-*"), reverse=True):
+        try:
+            fingerprint = json.loads((checkpoint / "info.json").read_bytes()).get("data")
+        except (OSError, ValueError, AttributeError):
+            continue
+        return fingerprint if isinstance(fingerprint, str) else None
+    return None
+
+
+def label_of(dataset: ImageDataset, index: int) -> str | None:
+    """Return the class name of an image (the class number if classes are unnamed), or None if unknown."""
+    label = -1 if dataset.labels is None else int(dataset.labels[index])
+    return None if label < 0 else str(label) if dataset.classes is None else dataset.classes[label]
+
+
+def class_names(dataset: ImageDataset, ids: Tensor) -> list[str | None] | None:
+    """Return the class name of each image; None for a dataset without labels."""
+    return None if dataset.labels is None else [label_of(dataset, index) for index in ids.tolist()]
+
+
+def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, Tensor]:
+    """Number the queries (n,) and the gallery (m,) so that numbers are equal exactly for the same image.
+
+    Files are compared by device and inode: a link to an image is the same image, a copy is not.
+    """
+    (query_source, query_index), (gallery_source, gallery_index) = _source(queries), _source(gallery)
+    if _is_same_dataset(query_source, gallery_source):
+        return torch.from_numpy(query_index), torch.from_numpy(gallery_index)
+    query_inodes = [_inode(_file_of(queries, index)) for index in range(len(queries))]
+    numbers = {inode: number for number, inode in enumerate(query_inodes) if inode is not None}
+    query_ids = torch.tensor([-1 if inode is None else numbers[inode] for inode in query_inodes])
+    gallery_ids = torch.full((len(gallery),), -2)
+    for index in range(len(gallery) if numbers else 0):
+        inode = _inode(_file_of(gallery, index))
+        if inode is not None:
+            gallery_ids[index] = numbers.get(inode, -2)
+    return query_ids, gallery_ids
+
+
+def _source(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
+    """Return the dataset that a subset was taken from, and the index (n,) of each image in it."""
+    index = np.arange(len(dataset))
+    while isinstance(dataset, Subset):
+        index = dataset.index[index]
+        dataset = dataset.dataset
+    return dataset, index
+
+
+def _is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
+    """Return whether two datasets hold the same images in the same order.
+
+    The fingerprint of a folder covers file names only, so folders are also compared by inode: two folders that both
+    have a 0.png are different datasets.
+    """
+    if one is other:
+        return True
+    if isinstance(one, FileDataset) and isinstance(other, FileDataset):
+        inode = _inode(one.folder)
+        return inode is not None and inode == _inode(other.folder) and one.fingerprint() == other.fingerprint()
+    return type(one) is type(other) and one.fingerprint() == other.fingerprint()
+
+
+def _file_of(dataset: ImageDataset, index: int) -> Path | None:
+    """Return the file of an image, or None if it does not have a file of its own."""
+    if isinstance(dataset, Subset):
+        return _file_of(dataset.dataset, int(dataset.index[index]))
+    return dataset.folder / dataset.files[index] if isinstance(dataset, FileDataset) else None
+
+
+def _inode(path: Path | None) -> tuple[int, int] | None:
+    try:
+        status = None if path is None else os.stat(path)
+    except OSError:
+        return None
+    return None if status is None else (status.st_dev, status.st_ino)

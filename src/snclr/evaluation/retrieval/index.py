@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.errors import UserError
+from snclr.evaluation.scoring import check_widths
 from snclr.methods.snclr import kernels as streaming
 
 INDICES = ("auto", "exact", "faiss")
@@ -41,14 +42,9 @@ class Hits:
 
 
 def find_similar(
-    queries: Tensor,
-    gallery: Tensor,
-    k: int,
-    *,
-    index: str = "auto",
-    query_ids: Tensor | None = None,
+    queries: Tensor, gallery: Tensor, k: int, *, index: str = "auto", query_ids: Tensor | None = None,
     gallery_ids: Tensor | None = None,
-) -> Hits:
+) -> Hits:  # fmt: skip
     """Find the k rows of the gallery (m, D) with the largest cosine to each query (n, D), except those of equal id.
 
     >>> find_similar(torch.eye(2), torch.tensor([[1.0, 0.2], [0.0, 3.0], [1.0, 1.0]]), 2).index
@@ -56,11 +52,7 @@ def find_similar(
             [1, 2]])
     """
     check_k(k)
-    if queries.shape[1:] != gallery.shape[1:]:
-        raise UserError(
-            f"query features {tuple(queries.shape)} and gallery features {tuple(gallery.shape)} differ in width; "
-            "take both from the same encoder"
-        )
+    check_widths(queries, gallery, ("query", "gallery"))
     q, c = F.normalize(queries.float(), dim=1), F.normalize(gallery.float(), dim=1)
     same = None
     if query_ids is not None and gallery_ids is not None:

@@ -15,49 +15,51 @@ from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
-from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_rows, same_class_share
-from snclr.evaluation.retrieval.query_images import open_queries
+from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_purity, neighbor_rows, open_queries
 from snclr.evaluation.retrieval.results import NeighborRow, NeighborsResult
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 
-MAX_QUERIES = 10_000  # of a dataset: enough to measure the shares by rank to within one percent
+MAX_QUERIES = 10_000  # of a dataset: enough to measure the purity by rank to within one percent
 MAX_ROWS = 24  # rows in the figure
 DrawRows = Callable[..., None]
 """`snclr.reports.figures.neighbors.draw_neighbors`, which this package may not import."""
 
 
 def find_neighbors(
-    session: Session, run: str | Path, images: Sequence[str | Path], *, data: str | None, candidates: str | None,
-    k: int, rows: int, seed: int, out: str | Path | None, workers: int, draw: DrawRows,
+    session: Session, images: Sequence[str | Path], *, data: str | None, candidates: str | None, k: int, rows: int,
+    seed: int, out: str | Path | None, draw: DrawRows,
 ) -> NeighborsResult:  # fmt: skip
     """Find the neighbors of query images, or of a dataset; write the figure and its rows as JSON.
 
-    The shares by rank over a dataset are also recorded in the run's results.jsonl.
+    The neighbor purity of a dataset is also recorded in the run's results.jsonl.
     """
     if k < 1 or rows < 1:
         raise UserError(f"k is {k} and rows {rows}; both must be at least 1")
     space, dataset = session.open(
         lambda: (
-            open_space(run, queue=candidates == "queue", device=session.device),
-            _open_data(run, data, required=not (images and candidates)),
+            open_space(session.run, queue=candidates == "queue", device=session.device),
+            _open_data(session.run, data, required=not (images and candidates)),
         )
     )
     if images:
-        gallery = _open_gallery(session, run, space, dataset, candidates, workers)
+        gallery = _open_gallery(session, space, dataset, candidates)
         opened = session.open(lambda: [open_queries(image, gallery.dataset, dataset) for image in images])
         uncached = replace(session, cache=False, quiet=True)
-        queries = [embed_queries(uncached, run, space, each, workers) for each in opened]
+        queries = [Queries.embed(uncached, space, each) for each in opened]
         total, source = 0, ""
     else:
         assert dataset is not None
-        whole = embed_queries(session, run, space, dataset, workers)
-        gallery = _open_gallery(session, run, space, dataset, candidates, workers, features=whole.y2)
+        whole = Queries.embed(session, space, dataset)
+        if candidates is None:
+            gallery = Gallery.from_features(whole.y2, dataset)
+        else:
+            gallery = _open_gallery(session, space, dataset, candidates)
         queries = [whole.take(pick_queries(whole.y2, max(rows, MAX_QUERIES), seed=seed))]
         total, source = len(whole.y2.ids), f" of {dataset.name}, seed {seed}"
     table = [(each.dataset, row) for each in queries for row in neighbor_rows(each, gallery, k, weigh=space.weigh)[0]]
-    shares = same_class_share([row for _, row in table])
+    purity = neighbor_purity([row for _, row in table])
     count = f"{len(table):,}" + (f" of the {total:,}" if total > len(table) else "")
     protocol = (
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
@@ -65,38 +67,21 @@ def find_neighbors(
     )
     drawn = table if images else table[:rows]
     name = f"neighbors-{Path(images[0]).stem}.png" if images else "neighbors.png"
-    figure = RunDir(run).figures / name if out is None else Path(out)
+    figure = RunDir(session.run).figures / name if out is None else Path(out)
     if session.is_rank_zero:
-        _write(figure, drawn, gallery, protocol, shares, draw)
-    if not images and any(share is not None for share in shares):
-        numbers = {f"same_class_at_{rank}": share for rank, share in enumerate(shares, start=1)}
-        session.record(run, "neighbors", numbers, protocol)
+        _write(figure, drawn, gallery, protocol, purity, draw)
+    if not images and any(share is not None for share in purity):
+        numbers = {f"neighbor_purity_at_{rank}": share for rank, share in enumerate(purity, start=1)}
+        session.record("neighbors", numbers, protocol)
     return NeighborsResult(
         rows=[row for _, row in drawn],
-        same_class_by_rank=shares,
+        neighbor_purity=purity,
         queries=len(table),
         protocol=protocol,
         skipped=[skip for each in queries for skip in each.y2.skipped],
         figure=str(figure),
         table=str(figure.with_suffix(".json")),
     )
-
-
-def embed_queries(
-    session: Session, run: str | Path, space: EmbeddingSpace, dataset: ImageDataset, workers: int
-) -> Queries:
-    """Compute y2 and y1 of every image's center crop."""
-    y2 = session.features(
-        run, space.search, dataset, image_size=space.image_size, role=space.role, workers=workers,
-        description="queries (search)",
-    )  # fmt: skip
-    if space.attend is None:
-        return Queries(dataset, y2, y2.features)
-    y1 = session.features(
-        run, space.attend, dataset, image_size=space.image_size, role="y1", workers=workers,
-        description="queries (attention)",
-    )  # fmt: skip
-    return Queries(dataset, y2, y1.features)
 
 
 def pick_queries(features: Features, count: int, *, seed: int = 0) -> torch.Tensor:
@@ -112,7 +97,7 @@ def pick_queries(features: Features, count: int, *, seed: int = 0) -> torch.Tens
     return order[:count]
 
 
-def _open_data(run: str | Path, data: str | None, *, required: bool) -> ImageDataset | None:
+def _open_data(run: Path, data: str | None, *, required: bool) -> ImageDataset | None:
     """Open `data` or the run's own images; None if they are neither required nor available."""
     try:
         return open_dataset(data or data_of(run), download=True)
@@ -123,26 +108,20 @@ def _open_data(run: str | Path, data: str | None, *, required: bool) -> ImageDat
 
 
 def _open_gallery(
-    session: Session, run: str | Path, space: EmbeddingSpace, dataset: ImageDataset | None, candidates: str | None,
-    workers: int, features: Features | None = None,
-) -> Gallery:  # fmt: skip
-    """Open the queue, the candidates, or the dataset, of which `features` may already be known."""
+    session: Session, space: EmbeddingSpace, dataset: ImageDataset | None, candidates: str | None
+) -> Gallery:
+    """Open the queue, the images given as candidates, or else the dataset."""
     if candidates == "queue":
-        return session.open(lambda: Gallery.from_queue(run, space.queue))
+        return session.open(lambda: Gallery.from_queue(session.run, space.queue))
     if candidates is not None:
-        dataset, features = session.open(lambda: open_dataset(candidates, download=True)), None
+        dataset = session.open(lambda: open_dataset(candidates, download=True))
     assert dataset is not None
-    if features is None:
-        features = session.features(
-            run, space.search, dataset, image_size=space.image_size, role=space.role, workers=workers,
-            description="candidates",
-        )  # fmt: skip
-    return Gallery.from_features(features, dataset)
+    return Gallery.embed(session, space, dataset)
 
 
 def _write(
     figure: Path, table: list[tuple[ImageDataset, NeighborRow]], gallery: Gallery, protocol: str,
-    shares: list[float | None], draw: DrawRows,
+    purity: list[float | None], draw: DrawRows,
 ) -> None:  # fmt: skip
     def load_query(number: int) -> RGBImage:
         dataset, row = table[number]
@@ -151,5 +130,5 @@ def _write(
     figure.parent.mkdir(parents=True, exist_ok=True)
     numbered = [replace(row, index=number) for number, (_, row) in enumerate(table[:MAX_ROWS])]
     draw(numbered, load_query, gallery.load, figure)
-    content = {"protocol": protocol, "same_class_by_rank": shares, "rows": [asdict(row) for _, row in table]}
+    content = {"protocol": protocol, "neighbor_purity": purity, "rows": [asdict(row) for _, row in table]}
     write_atomic(figure.with_suffix(".json"), json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -84,7 +84,7 @@ class NeighborsResult(_Result):
 
     rows: list[NeighborRow]
     """The rows of the figure."""
-    same_class_by_rank: list[float | None]
+    neighbor_purity: list[float | None]
     """For each rank, the share of all queries whose neighbor has their class; None without labels."""
     queries: int
     protocol: str

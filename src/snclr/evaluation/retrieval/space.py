@@ -11,12 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import open_run
+from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
+from snclr.evaluation.features import Features
+from snclr.evaluation.session import Session, run_encoder
 from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
 from snclr.methods.snclr.queue import NeighborQueue
-from snclr.train.run_loader import load_method
+from snclr.train.saved_run import load_trained_method
 
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K) with a row maximum of 1."""
@@ -35,18 +37,28 @@ class EmbeddingSpace:
     image_size: int
     description: str
 
+    def features(self, session: Session, dataset: ImageDataset, description: str) -> Features:
+        """Extract the features of Eq. 3 of a dataset, or read them from the run's cache."""
+        return session.features(
+            self.search, dataset, image_size=self.image_size, role=self.role, description=description
+        )
+
+
+def encoder_space(run: str | Path) -> EmbeddingSpace:
+    """Open the space of the exported encoder's features."""
+    encoder, spec = run_encoder(run)
+    description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
+    return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
+
 
 def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> EmbeddingSpace:
     """Open the space of a run: SNCLR's projections y2 weighted by y1, or the encoder's features of other methods.
 
     With `queue`, open the space of the features in the method's queue; UserError if it has none.
     """
-    run_dir = open_run(run)
-    if not run_dir.config.is_file() and not queue:  # exported or foreign weights without heads
-        encoder, spec = load_encoder(Path(run))
-        description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
-        return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
-    method, config, _ = load_method(run, torch.device(device))
+    if not open_run(run).config.is_file() and not queue:  # exported or foreign weights without heads
+        return encoder_space(run)
+    method, config = load_trained_method(run, torch.device(device))
     criterion = getattr(method, "criterion", None)
     if isinstance(criterion, SoftNeighborLoss):
         weigh = functools.partial(weigh_as_trained, criterion, gamma="max")

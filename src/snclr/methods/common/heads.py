@@ -43,8 +43,8 @@ def mlp(
 class Prototypes(nn.Module):
     """Cosine similarity (N, P) of features (N, D) to P learned prototypes: a linear layer with unit-length rows.
 
-    This is SwAV's prototype layer and DINO's weight-normalized last layer. Weight decay has no effect on the scores,
-    because only the direction of a row matters.
+    This is SwAV's prototype layer and DINO's weight-normalized last layer. The scores do not depend on the length of a
+    row, so weight decay changes only its effective learning rate.
     """
 
     def __init__(self, dim: int, count: int) -> None:

@@ -3,27 +3,24 @@
   function readData(id) { return JSON.parse(document.getElementById(id).textContent); }
   function format(value, share) { return share ? (value * 100).toFixed(1) + "%" : String(Number(value.toPrecision(4))); }
 
-  // Charts: show step, epoch and value of the point nearest to the pointer. Margins as in curves.py.
-  var LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 24, WIDTH = 340, HEIGHT = 190;
+  // Charts: show step, epoch and value of the point nearest to the pointer.
   var curves = readData("curves-data");
   document.querySelectorAll(".chart").forEach(function (chart) {
-    var points = curves[chart.dataset.metric], svg = chart.querySelector("svg"), axes = svg.dataset;
+    var points = curves[chart.dataset.metric], svg = chart.querySelector("svg");
     var cursor = svg.querySelector(".cursor"), line = cursor.querySelector("line"), dot = cursor.querySelector("circle");
     var output = chart.querySelector("output"), caption = chart.querySelector("small");
     var lastValue = output.textContent, description = caption.textContent;
     svg.addEventListener("pointermove", function (event) {
       var area = svg.getBoundingClientRect(), best = -1, distance = Infinity;
-      var position = ((event.clientX - area.left) / area.width * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT);
-      var epoch = +axes.x0 + position * (axes.x1 - axes.x0);
-      points.epoch.forEach(function (other, i) {
-        var d = Math.abs(other - epoch);
-        if (points.value[i] !== null && d < distance) { distance = d; best = i; }
+      var pointer = (event.clientX - area.left) / area.width * svg.viewBox.baseVal.width;
+      points.x.forEach(function (x, i) {
+        var d = Math.abs(x - pointer);
+        if (points.y[i] !== null && d < distance) { distance = d; best = i; }
       });
       if (best < 0) return;
-      var x = LEFT + (points.epoch[best] - axes.x0) / (axes.x1 - axes.x0) * (WIDTH - LEFT - RIGHT);
-      var y = HEIGHT - BOTTOM - (points.value[best] - axes.y0) / (axes.y1 - axes.y0) * (HEIGHT - TOP - BOTTOM);
+      var x = points.x[best];
       line.setAttribute("x1", x); line.setAttribute("x2", x);
-      dot.setAttribute("cx", x); dot.setAttribute("cy", y);
+      dot.setAttribute("cx", x); dot.setAttribute("cy", points.y[best]);
       cursor.setAttribute("visibility", "visible");
       output.textContent = format(points.value[best], points.share);
       caption.textContent = "step " + points.step[best].toLocaleString("en") + ", epoch " + format(points.epoch[best]);

@@ -13,18 +13,21 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", ":", "-.")
 _TITLES = {"knn": "kNN top-1 (%)", "linear": "linear top-1 (%)"}
-_PURITY_TITLES = {"same_class": "neighbor purity (%)", "queue_knn": "kNN accuracy within the queue (%)"}
+_SERIES_TITLES = {"same_class": "neighbor purity (%)", "queue_knn": "kNN accuracy within the queue (%)"}
 
 
-def draw_comparison(table: Mapping[str, Any], path: Path | str) -> None:
-    """Write the figure of a table (PNG): one panel per accuracy metric, or seconds and memory for costs."""
+def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
+    """Write the figure of a table (PNG): one panel per accuracy metric, or seconds and memory for costs.
+
+    Return False without a file if no run is finished.
+    """
     if table["kind"] == "cost":
         panels = [("seconds_per_step", "seconds per step", 1.0), ("peak_mb", "peak MB", 1.0)]
     else:
         panels = [(metric, _TITLES[metric], 100.0) for metric in table["metrics"]]
     rows = [row for row in table["rows"] if any(name in row for name, _, _ in panels)]
     if not rows:
-        return
+        return False
     figure, axes = _panels(len(panels), height=1.35 + 0.42 * len(rows))
     for number, (axis, (name, title, scale)) in enumerate(zip(axes, panels, strict=True)):
         _draw_seeds(axis, rows, name, scale)
@@ -32,9 +35,12 @@ def draw_comparison(table: Mapping[str, Any], path: Path | str) -> None:
         axis.set_yticks(range(len(rows)), [row["label"] for row in rows] if number == 0 else [""] * len(rows))
         axis.set_ylim(len(rows) - 0.4, -0.6)
     _finish(figure, axes[0], table["title"], path)
+    return True
 
 
-def draw_purity(study: Mapping[str, Any], records: Sequence[Mapping[int, dict[str, Any]]], path: Path | str) -> bool:
+def draw_neighbor_purity(
+    study: Mapping[str, Any], records: Sequence[Mapping[int, dict[str, Any]]], path: Path | str
+) -> bool:
     """Write neighbor purity over training (PNG); return False without a file if no run has labels.
 
     `records` has the records of each row by seed. The band is ± one standard deviation over seeds.
@@ -43,7 +49,7 @@ def draw_purity(study: Mapping[str, Any], records: Sequence[Mapping[int, dict[st
 
     figure, axes = _panels(2, height=3.3, grid="both")
     drawn = False
-    for axis, (name, title) in zip(axes, _PURITY_TITLES.items(), strict=True):
+    for axis, (name, title) in zip(axes, _SERIES_TITLES.items(), strict=True):
         for number, (row, by_seed) in enumerate(zip(study["rows"], records, strict=True)):
             curves = [curve for record in by_seed.values() if len((curve := _curve(record, name))[0]) > 1]
             if not curves:

@@ -15,7 +15,8 @@ from snclr.errors import UserError
 from snclr.evaluation.detection.batches import load_image, object_mask
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.scoring import Detection
-from snclr.reports.figures.drawing import FAINT, INK, new_figure, save_png, shorten
+from snclr.reports.figures.drawing import FAINT, INK, new_figure, save_png
+from snclr.reports.text import visible
 
 _PAIRS_PER_ROW = 2
 _MASK_OPACITY = 0.45
@@ -68,7 +69,7 @@ def draw_detections(images: Sequence[DrawnImage], path: Path | str, *, title: st
         axis.set_axis_off()
     for one, left, right in zip(images, axes[::2], axes[1::2], strict=False):
         for axis, heading, objects in (
-            (left, f"{shorten(one.key, 40)}: annotated ({len(one.annotated)})", one.annotated),
+            (left, f"{visible(one.key, 40)}: annotated ({len(one.annotated)})", one.annotated),
             (right, f"predicted ({len(one.predicted)} with score ≥ {score:g})", one.predicted),
         ):
             axis.set_title(heading, loc="left", fontsize=10, color=FAINT, parse_math=False)

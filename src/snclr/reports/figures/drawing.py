@@ -23,12 +23,9 @@ _PIXELATED_BELOW = 96  # smaller images are enlarged without smoothing
 
 def new_figure(width: float, height: float, **options: Any) -> Any:
     """Return a matplotlib figure of a size in inches, independent of pyplot and its global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), facecolor="white", **options)
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), facecolor="white", **options)
 
 
 def save_png(figure: Any, path: Path | str) -> None:
@@ -73,13 +70,3 @@ def show_image(axis: Any, image: RGBImage | None, caption: str, *, edge: str | N
         axis.text(0, 0, "cannot be read", ha="center", va="center", fontsize=9, color=FAINT)
     square = center_square(image)
     axis.imshow(square, interpolation="nearest" if len(square) < _PIXELATED_BELOW else "antialiased")
-
-
-def shorten(text: str, max_length: int) -> str:
-    """Cut the beginning of a long name: the end of a path is more informative.
-
-    >>> shorten("holiday/2019/june/img_0001.jpg", 18)
-    '…june/img_0001.jpg'
-    """
-    text = " ".join(text.split())
-    return text if len(text) <= max_length else "…" + text[1 - max_length :]

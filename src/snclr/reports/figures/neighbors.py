@@ -9,7 +9,8 @@ from typing import Literal
 from snclr.data.decode import BadImage, RGBImage
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.results import NeighborRow
-from snclr.reports.figures.drawing import EDGE_COLORS, FAINT, image_grid, save_png, shorten, show_image
+from snclr.reports.figures.drawing import EDGE_COLORS, FAINT, image_grid, save_png, show_image
+from snclr.reports.text import visible
 
 LoadImage = Callable[[int], RGBImage]
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
@@ -36,12 +37,12 @@ def draw_neighbors(
     for column, axis in enumerate(axes[0]):
         axis.set_title(f"Neighbor {column}" if column else "Input", fontsize=11, color=FAINT)
     for row, (query_axis, *neighbor_axes) in zip(rows, axes, strict=True):
-        show_image(query_axis, _load(load_query, row.index), shorten(row.label or row.key, 18))
+        show_image(query_axis, _load(load_query, row.index), visible(row.label or row.key, 18))
         for rank, (axis, neighbor) in enumerate(zip(neighbor_axes, row.neighbors, strict=False), start=1):
             weight = f"w{str(rank).translate(_SUBSCRIPTS)} = {neighbor.w:.3f}"
             caption = weight if show == "w" else f"cosine {neighbor.cosine:.3f}"
             if neighbor.same_class is False and neighbor.label:
-                caption += f"\n{shorten(neighbor.label, 20)}"
+                caption += f"\n{visible(neighbor.label, 20)}"
             image = _load(load_candidate, neighbor.index)
             show_image(axis, image, caption, edge=EDGE_COLORS[neighbor.same_class])
     if any(neighbor.same_class is not None for row in rows for neighbor in row.neighbors):

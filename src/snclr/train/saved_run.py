@@ -1,4 +1,4 @@
-"""Read a run directory: the settings to resume with, and the trained method."""
+"""What a saved run gives back: its config for a resume, and its trained method."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from snclr.checkpoint import state
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
-from snclr.models.encoders import EncoderSpec
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
 
 _log = logging.getLogger("snclr")
 
 
-def resume_config(settings: dict[str, Any]) -> PretrainConfig:
-    """Return the saved settings of the run in `out`, with those of `settings` that may change."""
-    path = RunDir(str(settings.get("out") or "")).config
+def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
+    """Return the saved config of the run in `out`, with those of `settings` that may change."""
     if not settings.get("out"):
         raise UserError("out is missing: give the run directory to resume (--out)")
+    path = RunDir(str(settings["out"])).config
     if not path.is_file():
         return resolve(settings)  # killed before its settings were written, so nothing is lost
-    saved = read_config(path)
+    saved = {**read_config(path), "resume": False, "overwrite": False}
     given = {name: value for name, value in settings.items() if value is not None}
     _refuse_change("method", given.get("method", saved.get("method")), saved, given)  # it determines the others
-    resumed = resolve({**{k: v for k, v in saved.items() if k not in ("resume", "overwrite")}, **given})
+    resumed = resolve({**saved, **given})
     for name, value in resumed.to_dict().items():
         if name in given and name not in MAY_CHANGE_ON_RESUME:
             _refuse_change(name, value, saved, given)
@@ -44,8 +43,8 @@ def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str
         )
 
 
-def load_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig, EncoderSpec]:
-    """Load the trained method of a run (encoders, heads, queue) from its last checkpoint, in eval mode."""
+def load_trained_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig]:
+    """Load method (encoders, heads, queue; in eval mode) and config of a run from its last checkpoint."""
     run = RunDir(run_path)
     if not run.config.is_file():
         raise UserError(f"{run.path} is not a run of snclr: it has no config.yaml. Give the --out of snclr pretrain.")
@@ -53,8 +52,7 @@ def load_method(run_path: str | Path, device: torch.device | None = None) -> tup
     checkpoint = latest_checkpoint(run.checkpoints, _log.warning)
     if checkpoint is None:
         raise UserError(f"{run.path} has no checkpoint yet; continue it with snclr pretrain --resume --out {run.path}")
-    spec = encoder_spec(config)
     classifier = checkpoint.tensors.get("method/classifier.weight")  # of a supervised method
-    method: Any = build_method(config, spec, classes=None if classifier is None else len(classifier))
+    method: Any = build_method(config, encoder_spec(config), classes=None if classifier is None else len(classifier))
     state.load_method_state(checkpoint.tensors, method)
-    return method.to(device or torch.device("cpu")).eval(), config, spec
+    return method.to(device or torch.device("cpu")).eval(), config

@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from snclr.benchmark.statistics import paired, summarize
+from snclr.studies.statistics import paired, summarize
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=12))
 def test_mean_and_deviation_match_numpy(values):
     result = summarize(values)
-    assert result.mean == pytest.approx(np.mean(values))
-    assert result.sd == pytest.approx(np.std(values, ddof=1), abs=1e-12)
-    assert result.n == len(values)
+    assert result["mean"] == pytest.approx(np.mean(values))
+    assert result["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    assert result["n"] == len(values)
 
 
 def test_one_value_has_no_deviation():
-    assert summarize([0.5]).sd is None
+    assert summarize([0.5])["sd"] is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=9))
@@ -26,13 +26,13 @@ def test_the_paired_interval_matches_the_formula(pairs):
     a, b = np.array(pairs).T
     result = paired(dict(enumerate(a)), dict(enumerate(b)))
     half = stats.t.ppf(0.975, len(a) - 1) * np.std(a - b, ddof=1) / np.sqrt(len(a))
-    assert result.interval == pytest.approx((np.mean(a - b) - half, np.mean(a - b) + half), abs=1e-12)
+    assert result["interval"] == pytest.approx((np.mean(a - b) - half, np.mean(a - b) + half), abs=1e-12)
 
 
 def test_only_common_seeds_are_paired():
     result = paired({0: 0.7, 2: 0.9}, {0: 0.6, 1: 0.1, 2: 0.8})
-    assert list(result.by_seed) == [0, 2]
-    assert result.mean == pytest.approx(0.1)
+    assert list(result["by_seed"]) == [0, 2]
+    assert result["mean"] == pytest.approx(0.1)
     assert paired({0: 0.7}, {1: 0.7}) is None
 
 
@@ -48,4 +48,4 @@ def test_only_common_seeds_are_paired():
     ],
 )
 def test_verdicts(row, verdict):
-    assert paired(row, {0: 0.7, 1: 0.7, 2: 0.7}).verdict == verdict
+    assert paired(row, {0: 0.7, 1: 0.7, 2: 0.7})["verdict"] == verdict

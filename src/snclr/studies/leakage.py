@@ -1,17 +1,18 @@
-"""Facts about the images of a study, and checks that its test images are not trained on."""
+"""Check that the test images of a study are not trained on."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from snclr.benchmark.plan import Entry, Evaluation, data_name
+from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
 from snclr.methods import METHODS
+from snclr.studies.runs import Evaluation, Row
 
 if TYPE_CHECKING:
     from snclr.data.datasets.base import ImageDataset
@@ -20,37 +21,12 @@ _HELD_OUT = "the data has no test split: the test images were seen in pre-traini
 _SEEN = "the test images are among those of --data: they were seen in pre-training, without their labels"
 
 
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Size, digest and classes of the training images."""
-
-    name: str
-    images: int
-    fingerprint: str
-    classes: int | None
-    same_class: float | None
-    """Probability that two random labeled images have the same class."""
-
-
-def inspect_dataset(data: str) -> DatasetInfo:
-    """Open the training images and count them and their classes."""
-    from snclr.data.datasets.base import open_dataset
-
-    if not data:
-        raise UserError("data is missing: give --data (the images to train on)")
-    dataset = open_dataset(data, split="train", download=True)
-    labels = np.empty(0, int) if dataset.labels is None else dataset.labels[dataset.labels >= 0]
-    shares = np.unique(labels, return_counts=True)[1] / max(len(labels), 1)
-    same_class = float((shares**2).sum()) if len(shares) else None
-    return DatasetInfo(data_name(data), len(dataset), dataset.fingerprint(), len(shares) or None, same_class)
-
-
 def check_test_images(
-    evaluation: Evaluation, info: DatasetInfo, data: str, entries: Sequence[Entry]
-) -> tuple[Evaluation, str]:
-    """Check before training that there are labeled test images; return the evaluation with their digest, and a note.
+    evaluation: Evaluation, info: DatasetInfo, data: str, rows: Sequence[Row]
+) -> tuple[Evaluation, list[str]]:
+    """Check before training that there are labeled test images; return the evaluation with their digest, and notes.
 
-    The note states if the test images are part of the training images. Methods that use labels are then rejected.
+    A note states if the test images are part of the training images. Methods that use labels are then rejected.
     """
     from snclr.data.splits import open_splits
     from snclr.evaluation.scoring import match_labels
@@ -58,13 +34,13 @@ def check_test_images(
     train, test, _ = open_splits(evaluation.data or data, evaluation.test)
     match_labels(train, test)
     note = _overlap_note(evaluation, info, data, train, test)
-    supervised = [m for m in (e.settings["method"] for e in entries) if m in METHODS and METHODS[m].needs_labels]
+    supervised = [method for row in rows if METHODS[method := row.settings["method"]].needs_labels]
     if note and supervised:
         raise UserError(
             f"the method {supervised[0]} would learn from the labels of the test images: {note.partition(':')[0]}."
             f" Give a dataset with train/ and test/ folders, or leave {supervised[0]} out."
         )
-    return replace(evaluation, fingerprint=train.fingerprint() + test.fingerprint()), note
+    return replace(evaluation, fingerprint=train.fingerprint() + test.fingerprint()), [note] if note else []
 
 
 def _overlap_note(
@@ -72,7 +48,7 @@ def _overlap_note(
 ) -> str:  # fmt: skip
     """Return a note if test images are trained on. Images are compared: --eval-data may be a copy of --data."""
     from snclr.data.datasets.base import open_dataset
-    from snclr.evaluation.retrieval.query_images import same_images
+    from snclr.evaluation.retrieval.gallery import same_images
 
     if evaluation.data is None and evaluation.test is None:
         return _HELD_OUT if len(train) < info.images else ""

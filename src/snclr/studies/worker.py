@@ -1,4 +1,4 @@
-"""Train and evaluate one run in its own process: `python -m snclr.benchmark.worker JOB.json`.
+"""Train and evaluate one run in its own process: `python -m snclr.studies.worker JOB.json`.
 
 A separate process gives the run its own timings and peak memory, and isolates crashes.
 """
@@ -14,20 +14,37 @@ import sys
 import threading
 import time
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from snclr.benchmark.plan import VALIDATION_SHARE
-from snclr.benchmark.records import SCHEMA, Records, downsample_metrics
+import torch
+
+from snclr import __version__
+from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir
+from snclr.data.splits import hold_out, open_splits, take
+from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
+from snclr.evaluation.features import extract_features
+from snclr.evaluation.knn import knn
+from snclr.evaluation.linear import linear_cached
+from snclr.evaluation.results import append_result
+from snclr.evaluation.scoring import match_labels
 from snclr.io.atomic import discard, sweep
 from snclr.io.jsonl import append_jsonl, read_jsonl
+from snclr.runtime.device import pick_device
+from snclr.runtime.stop import StopRequested
+from snclr.studies.records import SCHEMA, downsample_metrics, write_record
+from snclr.studies.runs import VALIDATION_SHARE
+from snclr.train.config import resolve
+from snclr.train.cost import WARMUP_STEPS, measure_cost, peak_memory
+from snclr.train.metrics import read_metrics
+from snclr.train.pretrain import pretrain
 
 
 def main(argv: list[str]) -> int:
     """Run the job of a file; return 0, 2 for bad input, 130 or 143 for a stop."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in cli/main.py
     _stop_with_parent()
     try:
         return run_job(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
@@ -40,14 +57,10 @@ def main(argv: list[str]) -> int:
 
 def run_job(job: dict[str, Any]) -> int:
     """Train or resume, evaluate, and write the record last: a run with a record is finished."""
-    from snclr.distributed.collectives import rank_and_size
-
     started, evaluation = datetime.now(timezone.utc), job["evaluation"]
     measured: dict[str, Any]
     if evaluation["kind"] == "cost":
-        from snclr.benchmark.cost import measure_cost
-
-        measured = measure_cost(job["given"], steps=evaluation["steps"])
+        measured = _measure_steps(job["given"], evaluation["steps"])
     else:
         stopped = _train(job)
         if stopped:
@@ -65,16 +78,21 @@ def run_job(job: dict[str, Any]) -> int:
             if checkpoints.is_dir():
                 discard(checkpoints)
             sweep(checkpoints)  # the rest of an interrupted deletion
-        Records(Path(job["record"]).parent.parent).write(record, Path(job["record"]))
+        write_record(record, Path(job["record"]))
     return 0
+
+
+def _measure_steps(given: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Measure some training steps; nothing is evaluated."""
+    cost = measure_cost(given, steps=steps)
+    protocol = f"median of {steps} steps after {WARMUP_STEPS} warm-up steps; full queue, no data wait"
+    return {
+        "numbers": {"seconds_per_step": cost.pop("seconds_per_step")}, "protocols": {"cost": protocol}, "cost": cost
+    }  # fmt: skip
 
 
 def _train(job: dict[str, Any]) -> int:
     """Train the run to completion; return 0 or the exit code of a stop. A complete run is not trained again."""
-    from snclr.distributed.collectives import rank_and_size
-    from snclr.runtime.stop import StopRequested
-    from snclr.train.pretrain import pretrain
-
     run, attempts = RunDir(job["folder"]), Path(job["attempts"])
     first = _is_first_rank()
     if first:
@@ -127,44 +145,19 @@ def _cost_of(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def peak_memory() -> dict[str, Any]:
-    """Return the peak memory in MB (10⁶ bytes): of tensors on a GPU, else of this process without data workers."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
-        return {"peak_mb": round(torch.cuda.max_memory_allocated() / 1e6, 1), "memory": "cuda"}
-    if (status := Path("/proc/self/status")).exists():  # ru_maxrss starts at the size of the parent process
-        size = int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
-    else:
-        import resource
-
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {"peak_mb": round(size / 1e6, 1), "memory": "process"}
-
-
 def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
     """Evaluate kNN and linear accuracy on the same features; for tuning only kNN, on a part of the training set."""
-    from snclr.checkpoint.encoder_file import load_encoder
-    from snclr.data.splits import hold_out, open_splits, take
-    from snclr.distributed.collectives import rank_and_size
-    from snclr.evaluation.features import extract_features
-    from snclr.evaluation.knn import knn
-    from snclr.evaluation.linear import linear_cached
-    from snclr.evaluation.results import append_result
-    from snclr.evaluation.scoring import match_labels
-    from snclr.runtime.device import pick_device
-
     evaluation, data = job["evaluation"], job["evaluation"]["data"] or job["given"]["data"]
     train, test, description = open_splits(data, evaluation["test"])
     for path in filter(None, (data, evaluation["test"])):
         description = description.replace(path, Path(path).name)  # records are shared: no local paths
     if evaluation["kind"] == "validation":
-        train_labels, _, _ = match_labels(train, train)
+        train_labels, _ = match_labels(train, train)
         kept, held = hold_out(train_labels, VALIDATION_SHARE, seed=0)
         train, test = take(train, kept), take(train, held)
         description += f", {VALIDATION_SHARE:.0%} of each training class held out for tuning; test split not used"
     encoder, spec = load_encoder(Path(job["folder"]))
-    train_labels, test_labels, _ = match_labels(train, test)
+    train_labels, test_labels = match_labels(train, test)
     options: dict[str, Any] = {
         "image_size": spec.image_size, "workers": 0, "quiet": True,
         "device": pick_device(job["given"].get("accelerator", "auto")),
@@ -187,8 +180,6 @@ def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
 
 def _metrics(folder: str) -> dict[str, Any]:
     """Return the last logged values and downsampled series of the metrics."""
-    from snclr.train.metrics import read_metrics
-
     lines = read_metrics(folder)
     last = {name: value for name, value in lines[-1].items() if name != "timing"} if lines else {}
     return {"last": last, "series": downsample_metrics(lines)}
@@ -196,10 +187,6 @@ def _metrics(folder: str) -> dict[str, Any]:
 
 def _environment(job: dict[str, Any]) -> dict[str, Any]:
     """Describe the hardware and settings that the timings depend on."""
-    import torch
-
-    from snclr.train.config import resolve
-
     config = resolve(job["given"])
     return {
         "accelerator": "cuda" if torch.cuda.is_available() and config.accelerator in ("auto", "cuda") else "cpu",
@@ -220,12 +207,8 @@ def _cpu_name() -> str:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    import snclr
-
     others = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
-    return {"snclr": snclr.__version__, "python": platform.python_version(), **others}
+    return {"snclr": __version__, "python": platform.python_version(), **others}
 
 
 def _stop_with_parent() -> None:

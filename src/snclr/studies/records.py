@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 from pathlib import Path
 from typing import Any
 
-from snclr.benchmark.plan import Run
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
+from snclr.studies.runs import Run
 
 SCHEMA = 1
 _SERIES = ("loss", "same_class", "queue_knn", "positiveness_entropy", "spread", "effective_rank", "queue_fill")
@@ -46,12 +47,6 @@ class Records:
             for row in study["rows"]
         ]
 
-    def write(self, record: dict[str, Any], path: Path) -> None:
-        """Write a record atomically, one field per line so that versions can be compared."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fields = (f" {json.dumps(n)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for n, v in record.items())
-        write_atomic(path, "{\n" + ",\n".join(fields) + "\n}\n")
-
     def read_study(self, name: str) -> dict[str, Any]:
         """Read the study of that name."""
         study = _read(self.studies / f"{name}.json")
@@ -59,6 +54,13 @@ class Records:
             studies = ", ".join(sorted(path.stem for path in self.studies.glob("*.json"))) or "none"
             raise UserError(f"there is no study {name!r} in {self.folder}; studies: {studies}")
         return study
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """Write a record or study atomically, one field per line so that versions can be compared."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = (f" {json.dumps(n)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for n, v in record.items())
+    write_atomic(path, "{\n" + ",\n".join(fields) + "\n}\n")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -84,16 +86,13 @@ def downsample_metrics(lines: list[dict[str, Any]], points: int = 60) -> dict[st
     """
     count = min(points, len(lines))
     windows = [lines[i * len(lines) // count : (i + 1) * len(lines) // count] for i in range(count)]
-    series: dict[str, list[float | None]] = {
-        "step": [window[-1]["step"] for window in windows],
-        "epoch": [_round(window[-1]["epoch"]) for window in windows],
-    }
+    series: dict[str, list[float | None]] = {name: [_round(w[-1][name]) for w in windows] for name in ("step", "epoch")}
     for name in _SERIES:
         values = [[line[name] for line in window if isinstance(line.get(name), (int, float))] for window in windows]
         if any(values):
-            series[name] = [_round(sum(v) / len(v)) if v else None for v in values]
+            series[name] = [_round(statistics.fmean(v)) if v else None for v in values]
     return series
 
 
 def _round(value: float) -> float:
-    return float(f"{value:.5g}")
+    return value if isinstance(value, int) else float(f"{value:.5g}")

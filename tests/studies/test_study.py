@@ -17,13 +17,13 @@ import pytest
 from PIL import Image
 
 from snclr.api.compare import ablate, compare
-from snclr.benchmark import runner
-from snclr.benchmark.plan import TUNE_SEED
-from snclr.benchmark.records import Records, downsample_metrics
 from snclr.cli.main import main
 from snclr.errors import UserError
 from snclr.reports.figures import comparison as comparison_figure
 from snclr.runtime.stop import StopRequested
+from snclr.studies import runner
+from snclr.studies.records import Records, downsample_metrics, write_record
+from snclr.studies.runs import TUNE_SEED
 from tests.helpers import tiny_run
 
 WHERE = {"device": "a processor", "threads": 1, "jobs": 1}
@@ -48,8 +48,7 @@ class Workers:
             "numbers": numbers(job), "protocols": {"knn": "kNN: by votes"}, "where": WHERE,
             "series": {"step": [1, 2, 3], "epoch": [0.5, 1.0, 2.0], "same_class": [None, 0.2, 0.4]},
         }  # fmt: skip
-        path = Path(job["record"])
-        Records(path.parent.parent).write(record, path)
+        write_record(record, Path(job["record"]))
         return Finished(0)
 
 
@@ -72,14 +71,6 @@ def numbers(job: dict) -> dict[str, float]:
     return {"knn": knn} if job["evaluation"]["kind"] == "validation" else {"knn": knn, "linear": knn + 0.02}
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    tiny_run.write_images(folder / "train")
-    tiny_run.write_images(folder / "test", each=4, seed=1)
-    return folder
-
-
 @pytest.fixture
 def figures() -> None:
     """Tests with this fixture draw the figures; others are faster without."""
@@ -91,7 +82,7 @@ def workers(monkeypatch, request) -> Workers:
     monkeypatch.setattr(runner, "start_worker", made)
     if "figures" not in request.fixturenames:
         monkeypatch.setattr(comparison_figure, "draw_comparison", lambda *_: None)
-        monkeypatch.setattr(comparison_figure, "draw_purity", lambda *_: False)
+        monkeypatch.setattr(comparison_figure, "draw_neighbor_purity", lambda *_: False)
     return made
 
 
@@ -122,7 +113,7 @@ def test_every_row_and_seed_is_one_run(workers, common):
     assert second["knn_difference"]["by_seed"] == pytest.approx({0: -0.05, 1: -0.0505, 2: -0.051})
     assert second["linear_difference"]["verdict"] == "lower"
     assert first["seconds"]["mean"] == pytest.approx(11)
-    assert first["purity"]["mean"] == pytest.approx(0.4)
+    assert first["neighbor_purity"]["mean"] == pytest.approx(0.4)
 
 
 def test_the_protocol_lists_how_the_rows_differ(workers, common):
@@ -201,7 +192,6 @@ def test_tuning_is_equal_for_all_rows_and_uses_no_test_images(workers, common):
     [
         ({"methods": "snclr:lr=1", "tune": ["lr=1,2"]}, "leave one of them out"),
         ({"methods": "byol", "neighbors": 5}, "none of the methods .byol. uses neighbors"),
-        ({"methods": "nosuch"}, "method must be one of"),
         ({"methods": "snclr,supervised", "tune": ["lr=1,2"]}, "very labels"),
         ({"seed": 1}, "use --seeds"),
         ({"method": "snclr"}, "use --methods"),

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from snclr.benchmark import worker
-from snclr.benchmark.plan import Entry, Evaluation, make_run
-from snclr.benchmark.records import Records
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data import splits
 from snclr.evaluation.results import read_results
 from snclr.io import atomic
 from snclr.io.jsonl import append_jsonl
+from snclr.studies import worker
+from snclr.studies.options import StudyOptions
+from snclr.studies.runs import Evaluation, Row, make_run
 from snclr.train.pretrain_task import PretrainTask
-from tests.helpers import tiny_run
 
 SMALL = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
@@ -28,23 +26,10 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    tiny_run.write_images(folder / "train")
-    tiny_run.write_images(folder / "test", each=4, seed=1)
-    return folder
-
-
 def job_of(images: Path, out: Path, *, given: dict | None = None, **evaluation: object) -> dict:
-    entry, common = Entry("snclr", {"method": "snclr"}), {**SMALL, "data": str(images), **(given or {})}
-    run = make_run(entry, 0, common, data="abc", evaluation=Evaluation(**evaluation))
-    return {
-        "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
-        "data": {"name": images.name, "fingerprint": "abc"}, "evaluation": asdict(run.evaluation),
-        "folder": str(out / "runs" / run.folder), "attempts": str(out / "runs" / run.folder) + ".attempts.jsonl",
-        "record": str(Records(out / "results").path(run)), "keep_runs": False, "jobs": 1,
-    }  # fmt: skip
+    row, common = Row("snclr", {"method": "snclr"}), {**SMALL, "data": str(images), **(given or {})}
+    run = make_run(row, 0, common, data="abc", evaluation=Evaluation(**evaluation))
+    return StudyOptions(out=out).job(run)
 
 
 def attempts(job: dict) -> list[dict]:
@@ -67,7 +52,7 @@ def test_an_interrupted_deletion_of_checkpoints_is_completed_by_the_next_start(i
         with pytest.raises(Killed):
             worker.run_job(job)
     assert not Path(job["record"]).exists()  # not finished, so it will be started again
-    monkeypatch.setattr("snclr.train.pretrain.pretrain", lambda **_: pytest.fail("the training was complete"))
+    monkeypatch.setattr(worker, "pretrain", lambda **_: pytest.fail("the training was complete"))
     assert worker.run_job(job) == 0
     assert Path(job["record"]).exists()
     assert not [path for path in Path(job["folder"]).iterdir() if atomic.is_partial(path)]
@@ -179,7 +164,7 @@ def test_a_killed_attempt_counts_up_to_its_last_checkpoint(tmp_path):
 
 
 def test_a_worker_stops_when_its_parent_exits():
-    code = "import time; from snclr.benchmark.worker import _stop_with_parent; _stop_with_parent(); time.sleep(250)"
+    code = "import time; from snclr.studies.worker import _stop_with_parent; _stop_with_parent(); time.sleep(250)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     assert process.poll() is None
     process.stdin.close()

@@ -7,54 +7,62 @@ long side 1333. Other lengths keep its proportions.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from snclr.errors import UserError
+from snclr.runtime.settings import Count, NonNegative, describe
 
 _WARMUP_FACTOR = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectSettings:
-    """Settings that, with weights and data, determine a fine-tuning."""
+    """Settings that, with weights and data, determine a fine-tuning. The defaults are the recipe 1x."""
 
-    iterations: int = 90_000
-    batch_size: int = 16
-    """Images per step over all ranks."""
-    lr: float = 0.02
-    """Learning rate for 16 images; multiplied by batch/16."""
+    iterations: Count = 90_000
+    """Training steps."""
+    batch_size: Count = 16
+    """Images per step, over all ranks."""
+    lr: NonNegative = 0.02
+    """Learning rate for 16 images; multiplied by batch size / 16."""
     short_side: tuple[int, int] = (640, 800)
-    """Range of the short side in training; tests use the maximum."""
-    long_side: int = 1333
-    width: int = 256
+    """Pixels of the short side, or a range to draw from in training, such as 640-800; tests use the maximum."""
+    long_side: Count = 1333
+    """Maximum pixels of the long side."""
+    width: Count = 256
     """Channels of the feature pyramid and the mask head; the box head has four times as many."""
-    rois: int = 512
+    rois: Count = 512
     """Regions per image that train the box head."""
-    proposals: int = 2000
+    proposals: Count = 2000
     """Proposals per image in training, before and after non-maximum suppression; tests use half."""
-    anchor: int = 32
-    """Side of the smallest anchors; each further level doubles it."""
-    weight_decay: float = 1e-4
-    momentum: float = 0.9
+    anchor: Count = 32
+    """Side of the smallest anchors in pixels; each further level doubles it."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay of all weights."""
+    momentum: NonNegative = 0.9
+    """Momentum of SGD."""
     keep_empty: bool = False
     """Also train on images without objects."""
     seed: int = 0
+    """Seed of new weights, order, sizes and flips."""
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "batch_size", "long_side", "width", "rois", "proposals", "anchor"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("lr", "weight_decay", "momentum"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be a finite number of 0 or more")
+        for name, setting in describe(DetectSettings).items():
+            if name != "short_side":
+                setting.check(getattr(self, name))
         low, high = self.short_side
         if not 32 <= low <= high <= self.long_side:
             raise UserError(
                 f"the short side is {low} to {high} and the long side at most {self.long_side}; give 32 <= short side "
                 "<= long side, such as --short-side 640-800 --long-side 1333"
             )
+
+    @property
+    def short_sides(self) -> tuple[int, ...]:
+        """Short sides that training draws from: six, equally spaced, such as 640, 672 … 800."""
+        low, high = self.short_side
+        return tuple(sorted({round(low + (high - low) * part / 5) for part in range(6)}))
 
     @property
     def milestones(self) -> tuple[int, int]:
@@ -86,11 +94,16 @@ RECIPES: dict[str, DetectSettings] = {
 def resolve(recipe: str = "1x", **given: Any) -> DetectSettings:
     """Return a recipe with the given settings that are not None.
 
-    >>> resolve("1x", iterations=900).milestones
-    (600, 800)
+    >>> resolve("1x", iterations=900).milestones, resolve("1x", short_side="320").short_side
+    ((600, 800), (320, 320))
     """
     if recipe not in RECIPES:
         raise UserError(f"unknown detection recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+    if isinstance(text := given.get("short_side"), str):
+        parts = text.split("-")
+        if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
+            raise UserError(f"--short-side {text!r} is neither a number of pixels nor a range such as 640-800")
+        given["short_side"] = int(parts[0]), int(parts[-1])
     return replace(RECIPES[recipe], **{name: value for name, value in given.items() if value is not None})
 
 
@@ -106,25 +119,3 @@ def learning_rate(step: int, settings: DetectSettings) -> float:
         factor = _WARMUP_FACTOR + (1 - _WARMUP_FACTOR) * step / settings.warmup
     tenths = sum(step >= milestone for milestone in settings.milestones)
     return settings.peak_lr * factor * 0.1**tenths
-
-
-def short_sides(settings: DetectSettings) -> tuple[int, ...]:
-    """Return the short sides that training draws from: six, equally spaced.
-
-    >>> short_sides(DetectSettings())
-    (640, 672, 704, 736, 768, 800)
-    """
-    low, high = settings.short_side
-    return tuple(sorted({round(low + (high - low) * part / 5) for part in range(6)}))
-
-
-def parse_short_side(text: str) -> tuple[int, int]:
-    """Parse the flag --short-side: `640-800` or one number.
-
-    >>> parse_short_side("640-800"), parse_short_side("320")
-    ((640, 800), (320, 320))
-    """
-    parts = text.split("-")
-    if len(parts) > 2 or not all(part.strip().isdigit() for part in parts):
-        raise UserError(f"--short-side {text!r} is neither a number of pixels nor a range such as 640-800")
-    return int(parts[0]), int(parts[-1])

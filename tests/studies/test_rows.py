@@ -1,22 +1,21 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from snclr.benchmark.ablations import TABLES, ablation_rows, queue_lengths
-from snclr.benchmark.datasets import DatasetInfo
-from snclr.benchmark.plan import Entry, Evaluation, make_run, parse_methods, parse_seeds, parse_tune
+from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
+from snclr.studies.ablations import TABLES, ablation_rows, queue_lengths
+from snclr.studies.options import parse_seeds
+from snclr.studies.runs import Evaluation, Row, make_run, parse_methods, parse_tune
 from snclr.train.config import resolve
 
 COMMON = {"recipe": "demo", "data": "demo"}
 
 
 def run(
-    entry: Entry | None = None, seed: int = 0, data: str = "abc", evaluation: Evaluation | None = None, **common: object
+    entry: Row | None = None, seed: int = 0, data: str = "abc", evaluation: Evaluation | None = None, **common: object
 ):
-    entry = entry or Entry("snclr", {"method": "snclr"})
+    entry = entry or Row("snclr", {"method": "snclr"})
     return make_run(entry, seed, {**COMMON, **common}, data=data, evaluation=evaluation or Evaluation())
 
 
@@ -47,6 +46,7 @@ def test_methods_may_be_a_list():
         ("snclr:epochs=10", "same for all rows"),
         ("snclr:encoder=resnet50", "same for all rows"),
         ("snclr:seed=3", "same for all rows"),
+        ("nosuch", "method must be one of"),
     ],
 )
 def test_invalid_rows_are_rejected(text, message):
@@ -77,7 +77,7 @@ def test_the_key_depends_on_training_and_evaluation():
         run(),
         run(seed=1),
         run(data="other images"),
-        run(Entry("x", {"method": "snclr", "neighbors": 3})),
+        run(Row("x", {"method": "snclr", "neighbors": 3})),
         run(epochs=5),
         run(evaluation=Evaluation(k=20)),
     ]
@@ -87,7 +87,7 @@ def test_the_key_depends_on_training_and_evaluation():
 def test_the_key_is_independent_of_environment_and_label():
     same = [run(), run(workers=7), run(threads=3), run(log_every=1), run(data="abc"), run(neighbors=10)]
     assert len({one.key for one in same}) == 1  # the recipe has 10 neighbors
-    assert run(Entry("another label", {"method": "snclr"})).key == run().key
+    assert run(Row("another label", {"method": "snclr"})).key == run().key
 
 
 def test_runs_that_differ_in_evaluation_share_the_training():
@@ -159,7 +159,3 @@ def test_tables_share_the_run_of_the_default_settings():
     assert soft in {run(entry).key for entry in rows("neighbors", "demo")}
     assert soft in {run(entry).key for entry in rows("queue", "demo")}
     assert soft in {run(entry).key for entry in rows("sides", "demo")}
-
-
-def test_an_evaluation_converts_to_a_dict():
-    assert dataclasses.asdict(Evaluation())["kind"] == "test"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from snclr.benchmark.plan import Entry
+from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
+from snclr.studies.runs import Row
 from snclr.train.config import PretrainConfig
 
-if TYPE_CHECKING:
-    from snclr.benchmark.datasets import DatasetInfo
-
 PAPER_NEIGHBORS = (10, 30, 50)
-PAPER_SAME_CLASS = 128
+PAPER_ENTRIES_PER_CLASS = 128
 """Mean number of queue entries of an image's class in the paper: 128,000 features of 1,000 classes."""
 HALVINGS = 4
 """The paper's queue lengths are 128,000 and four halvings of it, down to 8,000."""
@@ -33,12 +31,12 @@ RULES: dict[str, str] = {
     "sides": _OWN_K_AND_Q,
     "cost": "the lengths of the queue table, with full queues; the first row has no neighbors and a queue of length 1",
 }
-NO_NEIGHBORS = Entry("no neighbors", {"method": "snclr", "sides": "neither"})
+NO_NEIGHBORS = Row("no neighbors", {"method": "snclr", "sides": "neither"})
 
 
 def ablation_rows(
     table: str, config: PretrainConfig, data: DatasetInfo, values: Sequence[int] | None = None
-) -> tuple[list[Entry], str]:
+) -> tuple[list[Row], str]:
     """Return the rows of a table, the one without neighbors first, and the rule with its numbers.
 
     `values` replaces the rule for K (neighbors) or Q (queue, cost).
@@ -58,17 +56,17 @@ def ablation_rows(
         labels = {"positives only": "positives", "negatives only": "negatives", "both": "both"}
         return [NO_NEIGHBORS, *(_row(label, sides=sides) for label, sides in labels.items())], own
     if table == "neighbors":
-        counts = list(values) if values else _neighbor_counts(config, data)
-        expected = _same_class_entries(config, data)
+        expected = None if data.same_class is None else data.same_class * min(config.queue_length, data.images)
+        scale = 1.0 if expected is None else min(1.0, expected / PAPER_ENTRIES_PER_CLASS)
+        counts = values or sorted({max(1, round(n * scale)) for n in PAPER_NEIGHBORS})
         note = "no labels, not scaled" if expected is None else f"{expected:,.0f} such entries expected here"
-        return [NO_NEIGHBORS, *(_row(f"K = {n}", neighbors=n) for n in counts)], (
-            f"{rule}: {note}; Q = {config.queue_length:,}"
-        )
+        rows = [_row(f"K = {n}", neighbors=n) for n in counts]
+        return [NO_NEIGHBORS, *rows], f"{rule}: {note}; Q = {config.queue_length:,}"
     lengths = list(values) if values else queue_lengths(config, data)
     if max(lengths) < k:
         raise UserError(f"all queues ({lengths}) are shorter than K = {k}. Give a lower --neighbors or longer --values")
     shares = f"{lengths[0] / data.images:.1%} to {lengths[-1] / data.images:.1%} of the {data.images:,} images"
-    first = Entry("no neighbors", {**NO_NEIGHBORS.settings, "queue_length": 1}) if table == "cost" else NO_NEIGHBORS
+    first = Row("no neighbors", {**NO_NEIGHBORS.settings, "queue_length": 1}) if table == "cost" else NO_NEIGHBORS
     rows = [_row(f"Q = {length:,}", queue_length=length) for length in lengths]
     return [first, *rows], f"{rule}: {shares} (the paper: 0.6 % to 10 %), K = {k}"
 
@@ -79,16 +77,5 @@ def queue_lengths(config: PretrainConfig, data: DatasetInfo) -> list[int]:
     return sorted({max(longest // 2**i, config.neighbors) for i in range(HALVINGS + 1)})
 
 
-def _neighbor_counts(config: PretrainConfig, data: DatasetInfo) -> list[int]:
-    expected = _same_class_entries(config, data)
-    scale = 1.0 if expected is None else min(1.0, expected / PAPER_SAME_CLASS)
-    return sorted({max(1, round(n * scale)) for n in PAPER_NEIGHBORS})
-
-
-def _same_class_entries(config: PretrainConfig, data: DatasetInfo) -> float | None:
-    """Return the mean number of entries of an image's class in a full queue; None without labels."""
-    return None if data.same_class is None else data.same_class * min(config.queue_length, data.images)
-
-
-def _row(label: str, **settings: Any) -> Entry:
-    return Entry(label, {"method": "snclr", **settings})
+def _row(label: str, **settings: Any) -> Row:
+    return Row(label, {"method": "snclr", **settings})

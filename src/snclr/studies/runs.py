@@ -1,4 +1,4 @@
-"""The plan of a study: rows (a label and its settings) × seeds, as runs that are identified by a key."""
+"""The runs of a study: rows (a label and its settings) × seeds, each identified by a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from snclr.errors import UserError
 from snclr.io.hashing import sha256_file, sha256_json
-from snclr.methods import METHODS
 from snclr.train.config import MAY_CHANGE_ON_RESUME, REMOVED_SETTINGS, all_settings, resolve, settings_for_method
 
 SHARED = frozenset(
@@ -24,17 +23,21 @@ SHARED = frozenset(
 """Settings that are the same for all rows; a flag sets them."""
 ENVIRONMENT = MAY_CHANGE_ON_RESUME - {"init_from"}
 """Settings that do not change the weights and are not part of a run's key. A fingerprint replaces `data`."""
-ASSIGNED = frozenset({"method", "seed", "out", "resume", "overwrite"})
-"""Settings that the study assigns to each run."""
+ASSIGNED = {
+    "method": "use --methods",
+    "seed": "use --seeds",
+    "resume": "the same command continues by itself",
+    "overwrite": "finished runs are recognized by their settings",
+}
+"""Settings that the study assigns to each run, and what to do instead of setting them."""
 TUNE_SEED = 1_000_000
 """Seed of the tuning runs; no compared run has it."""
 VALIDATION_SHARE = 0.1
 """Share of each training class that is held out for tuning."""
-_SPLIT_NAMES = ("train", "training", "val", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Entry:
+class Row:
     """A row of the table: its label, and the settings in which it differs from other rows."""
 
     label: str
@@ -104,34 +107,21 @@ class Run:
 
 
 def make_run(
-    entry: Entry, seed: int, common: Mapping[str, Any], *, data: str, evaluation: Evaluation, **overrides: Any
+    row: Row, seed: int, common: Mapping[str, Any], *, data: str, evaluation: Evaluation, **overrides: Any
 ) -> Run:
     """Resolve the settings of one row and seed; common settings that its method does not use are left out."""
-    method = str(entry.settings["method"])
-    shared = (
-        settings_for_method(method, common) if method in METHODS else dict(common)
-    )  # resolve rejects unknown methods
-    given = {**shared, **entry.settings, **overrides, "seed": seed}
+    method = str(row.settings["method"])
+    given = {**settings_for_method(method, common), **row.settings, **overrides, "seed": seed}
     settings = {name: value for name, value in resolve(given).to_dict().items() if name not in ENVIRONMENT}
     if settings.get("init_from"):
         settings["init_from"] = _weights_digest(str(settings["init_from"]))
-    return Run(entry.label, seed, given, settings, data, evaluation)
+    return Run(row.label, seed, given, settings, data, evaluation)
 
 
-def data_name(data: str) -> str:
-    """Return the name of a dataset for tables: the last part of its path, with the parent of a split.
-
-    >>> data_name("/home/me/flowers/"), data_name("/home/me/flowers/train"), data_name("demo")
-    ('flowers', 'flowers/train', 'demo')
-    """
-    path = Path(data)
-    return f"{path.parent.name}/{path.name}".lstrip("/") if path.name in _SPLIT_NAMES else path.name
-
-
-def parse_methods(text: str | Sequence[str]) -> list[Entry]:
+def parse_methods(text: str | Sequence[str]) -> list[Row]:
     """Parse rows: `snclr,nnclr` or, with settings, `snclr:neighbors=10,gamma=max,nnclr`.
 
-    >>> [entry.settings for entry in parse_methods("snclr:neighbors=10,gamma=max,nnclr")]
+    >>> [row.settings for row in parse_methods("snclr:neighbors=10,gamma=max,nnclr")]
     [{'method': 'snclr', 'neighbors': 10, 'gamma': 'max'}, {'method': 'nnclr'}]
     """
     text = "".join((text if isinstance(text, str) else ",".join(text)).split())
@@ -140,22 +130,22 @@ def parse_methods(text: str | Sequence[str]) -> list[Entry]:
         raise UserError("--methods is empty. Give a list, e.g. snclr,nnclr,mocov3; `snclr methods` lists all methods")
     if len(set(specs)) < len(specs):
         raise UserError(f"--methods {text} contains a row twice; give each row once")
-    return [_parse_entry(spec) for spec in specs]
+    return [_parse_row(spec) for spec in specs]
 
 
-def _parse_entry(spec: str) -> Entry:
+def _parse_row(spec: str) -> Row:
     method, _, rest = spec.partition(":")
     pairs = [part.partition("=") for part in rest.split(",") if part]
     if "=" in method or not all(sign for _, sign, _ in pairs):
         raise UserError(f"--methods: {spec!r} is not a method with settings. Write METHOD:NAME=VALUE,NAME=VALUE")
     settings = {_tunable(name, "--methods"): value for name, _, value in pairs}
-    return Entry(spec, {"method": method, **{name: parse_value(name, value) for name, value in settings.items()}})
+    return Row(spec, {name: parse_value(name, value) for name, value in {"method": method, **settings}.items()})
 
 
 def _tunable(name: str, flag: str) -> str:
     """Return the name of a setting with underscores; raise UserError if it must be the same for all rows."""
     name = name.strip().replace("-", "_")
-    if name in SHARED | ENVIRONMENT | ASSIGNED:
+    if name in SHARED | ENVIRONMENT | ASSIGNED.keys():
         raise UserError(f"{flag}: {name} must be the same for all rows. Set it with --{name.replace('_', '-')}")
     return name
 
@@ -169,23 +159,6 @@ def parse_value(name: str, text: str) -> Any:
     if name not in all_settings():
         resolve({name: text})  # raises with a spelling hint
     return all_settings()[name].parse(text)
-
-
-def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
-    """Parse seeds: `3` gives 0, 1, 2; `0,4,7` is a list; `4,` is seed 4 alone.
-
-    >>> parse_seeds("3"), parse_seeds("4,"), parse_seeds([1, 2])
-    ([0, 1, 2], [4], [1, 2])
-    """
-    try:
-        if isinstance(seeds, str):
-            seeds = [int(part) for part in seeds.split(",") if part.strip()] if "," in seeds else int(seeds)
-        parsed = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
-    except ValueError:
-        raise UserError(f"--seeds takes a number of seeds (3) or a list (0,4,7), not {seeds!r}") from None
-    if not parsed or min(parsed) < 0 or len(set(parsed)) < len(parsed):
-        raise UserError(f"--seeds {seeds!r}: give at least one seed, all different and not negative")
-    return parsed
 
 
 def parse_tune(texts: Sequence[str]) -> list[dict[str, Any]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snclr.benchmark.records import Records
-from snclr.benchmark.statistics import paired, summarize
+from snclr.studies.records import Records
+from snclr.studies.statistics import paired, summarize
 
 METRICS = {"knn": "kNN top-1", "linear": "linear top-1"}
-_COSTS = ("seconds", "cpu_seconds", "peak_mb", "queue_mb", "purity")
+_COSTS = ("seconds", "cpu_seconds", "peak_mb", "queue_mb", "neighbor_purity")
 Part = tuple[list[str], list[list[str]]]
 """Headers and rows of a table."""
 
@@ -18,7 +18,8 @@ Part = tuple[list[str], list[list[str]]]
 def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
     """Compute the numbers of a study's table; rows without finished runs have a label only."""
     by_row = records.by_row(study)
-    evaluated = {name for row in by_row for record in row.values() for name in record["numbers"]}
+    finished = [record for row in by_row for record in row.values()]
+    evaluated = {name for record in finished for name in record["numbers"]}
     metrics = ["seconds_per_step"] if study["kind"] == "cost" else [name for name in METRICS if name in evaluated]
     rows: list[dict[str, Any]] = []
     for row, by_seed in zip(study["rows"], by_row, strict=True):
@@ -27,45 +28,37 @@ def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
         for name in (*metrics, *_COSTS):
             values = {seed: v for seed, record in sorted(by_seed.items()) if (v := _value(record, name)) is not None}
             if values:
-                cells[name] = {"by_seed": values, **asdict(summarize(list(values.values())))}
+                cells[name] = {"by_seed": values, **summarize(list(values.values()))}
                 if name in metrics:
-                    difference = paired(values, rows[0].get(name, {"by_seed": {}})["by_seed"]) if rows else None
-                    cells[f"{name}_difference"] = None if difference is None else asdict(difference)
+                    baseline = rows[0].get(name, {}).get("by_seed", {}) if rows else {}
+                    cells[f"{name}_difference"] = paired(values, baseline)
         rows.append(cells)
     return {
         **{name: study[name] for name in ("name", "title", "kind", "command", "rule", "seeds", "protocol")},
-        "metrics": metrics,
-        "rows": rows,
-        "protocols": _first_protocols(by_row),
-        "notes": [*study["notes"], *_cost_notes(by_row), *_missing(rows)],
-    }
+        "metrics": metrics, "rows": rows,
+        "protocols": [f"same for every run: {text}" for one in finished[:1] for text in one["protocols"].values()],
+        "notes": [*study["notes"], *_cost_notes(finished), *_missing(rows)],
+    }  # fmt: skip
 
 
 def _value(record: dict[str, Any], name: str) -> float | None:
-    """Return a number of a record; purity is the mean of the last tenth of its series, a single batch is noisy."""
-    if name != "purity":
+    """Return a number of a record. Neighbor purity is the mean of the last tenth of its series: one batch is noisy."""
+    if name != "neighbor_purity":
         value: float | None = {**record["cost"], **record["numbers"]}.get(name)
         return value
     series = record.get("series", {}).get("same_class", [])
     values = [value for value in series[-max(1, len(series) // 10) :] if value is not None]
-    return sum(values) / len(values) if values else None
+    return statistics.fmean(values) if values else None
 
 
-def _first_protocols(by_row: Sequence[Mapping[int, dict[str, Any]]]) -> list[str]:
-    """Return the evaluation protocols of the first run."""
-    first = next((record for row in by_row for record in row.values()), None)
-    return [f"same for every run: {text}" for text in first["protocols"].values()] if first else []
-
-
-def _cost_notes(by_row: Sequence[Mapping[int, dict[str, Any]]]) -> list[str]:
+def _cost_notes(records: Sequence[dict[str, Any]]) -> list[str]:
     """Explain the seconds and megabytes, and warn if they were measured under different conditions."""
-    records = [record for row in by_row for record in row.values()]
     if not records:
         return []
     memory = {"cuda": "tensors on the GPU", "process": "the training process, without data workers"}
     kinds = " and ".join(memory[kind] for kind in sorted({record["cost"]["memory"] for record in records}))
     where = [record["where"] for record in records]
-    machine = f"{where[0]['device']}, {where[0]['threads']} threads, {where[0]['jobs']} parallel run(s)"
+    machine = f"{where[0]['device']}, threads: {where[0]['threads']}, runs in parallel: {where[0]['jobs']}"
     notes = [f"seconds: wall time of training (CPU seconds: of its process); peak MB: {kinds}; on {machine}"]
     if any(other != where[0] for other in where):
         names = sorted({n for other in where for n in {*other, *where[0]} if other.get(n) != where[0].get(n)})
@@ -125,19 +118,20 @@ def _parts(table: Mapping[str, Any]) -> list[Part]:
 
 def _mean_part(table: Mapping[str, Any]) -> Part:
     rows = table["rows"]
-    columns: dict[str, Callable[[Any], str]] = {"row": lambda row: row["label"]}
-    for metric in table["metrics"]:
-        columns[METRICS[metric]] = lambda row, metric=metric: _mean(row, metric, ".2f", 100)  # type: ignore[misc]
-    if any("purity" in row for row in rows):
-        columns["neighbor purity"] = lambda row: _mean(row, "purity", ".2f", 100)
-    if any(row["tuned"] for row in rows):
-        columns["chosen"] = lambda row: ", ".join(f"{name}={value}" for name, value in row["tuned"].items()) or "–"
-    columns["seconds"] = lambda row: _mean(row, "seconds", ",.0f")
+    columns = [(METRICS[metric], metric, ".2f", 100.0) for metric in table["metrics"]]
+    if any("neighbor_purity" in row for row in rows):
+        columns.append(("neighbor purity", "neighbor_purity", ".2f", 100.0))
+    columns.append(("seconds", "seconds", ",.0f", 1.0))
     if all("cpu_seconds" in row for row in rows):
-        columns["CPU seconds"] = lambda row: _mean(row, "cpu_seconds", ",.0f")
-    columns["peak MB"] = lambda row: _mean(row, "peak_mb", ",.0f")
-    columns["seeds"] = lambda row: str(len(row["seeds"]))
-    return list(columns), [[text(row) for text in columns.values()] for row in rows]
+        columns.append(("CPU seconds", "cpu_seconds", ",.0f", 1.0))
+    columns.append(("peak MB", "peak_mb", ",.0f", 1.0))
+    heads = ["row", *(head for head, *_ in columns), "seeds"]
+    cells = [[r["label"], *(_mean(r, *column[1:]) for column in columns), str(len(r["seeds"]))] for r in rows]
+    if any(row["tuned"] for row in rows):
+        heads.append("chosen")
+        for row, line in zip(rows, cells, strict=True):
+            line.append(", ".join(f"{name}={value}" for name, value in row["tuned"].items()) or "–")
+    return heads, cells
 
 
 def _paired_part(table: Mapping[str, Any], metric: str) -> Part:

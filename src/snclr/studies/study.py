@@ -8,44 +8,43 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from snclr.benchmark.plan import TUNE_SEED, VALIDATION_SHARE, Entry, Evaluation, Run, data_name, make_run
-from snclr.benchmark.records import SCHEMA, Records
-from snclr.benchmark.runner import Outcome, Workspace, execute
+from snclr.data.info import DatasetInfo, dataset_name
 from snclr.errors import UserError
 from snclr.io.atomic import check_writable, write_atomic
 from snclr.io.locking import FileLock, lock_folder
 from snclr.methods import METHODS
 from snclr.runtime.stop import StopRequested
+from snclr.studies.options import StudyOptions
+from snclr.studies.records import SCHEMA, Records, write_record
+from snclr.studies.runner import Outcome, execute
+from snclr.studies.runs import ASSIGNED, TUNE_SEED, VALIDATION_SHARE, Evaluation, Row, Run, make_run
 from snclr.train.config import resolve, settings_for_method
 
-if TYPE_CHECKING:
-    from snclr.benchmark.datasets import DatasetInfo
-
-_DECIDED_BY_STUDY = {
-    "method": "use --methods",
-    "seed": "use --seeds",
-    "resume": "the same command continues by itself",
-    "overwrite": "finished runs are recognized by their settings",
-}
+_TRIAL_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared: `common` settings hold for all rows, and each row tries the overrides of `grid` to tune it."""
+    """What is compared: `settings` hold for all rows, and each row tries the overrides of `grid` to tune it."""
 
+    options: StudyOptions
     name: str
     title: str
-    entries: list[Entry]
-    seeds: list[int]
-    common: dict[str, Any]
+    rows: list[Row]
+    settings: dict[str, Any]
     evaluation: Evaluation
     data: DatasetInfo
-    command: str = ""
+    command: str
     rule: str = ""
     grid: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\") or len(name.encode()) > 150:
+            raise UserError(f"--name {name!r} is not a valid file name. Use letters, digits, spaces and dashes.")
 
     def steps(self, run: Run) -> int:
         """Return the training steps of a run."""
@@ -62,19 +61,16 @@ class Study:
     def tuning_runs(self) -> list[Run]:
         """Return the runs that choose a setting per row: the same grid and seed, evaluated on validation images."""
         evaluation = replace(self.evaluation, kind="validation")
-        return [self._run(entry, TUNE_SEED, evaluation, **choice) for entry in self.entries for choice in self.grid]
+        return [self._run(row, TUNE_SEED, evaluation, **choice) for row in self.rows for choice in self.grid]
 
     def runs(self, chosen: Mapping[str, Mapping[str, Any]]) -> list[Run]:
         """Return the runs of the table, seed by seed, so that an interrupted study has complete seeds."""
-        entries = [entry for entry in self.entries if not self.grid or entry.label in chosen]
-        return [
-            self._run(entry, seed, self.evaluation, **chosen.get(entry.label, {}))
-            for seed in self.seeds
-            for entry in entries
-        ]
+        rows = [row for row in self.rows if not self.grid or row.label in chosen]
+        runs = ((seed, row) for seed in self.options.seed_list for row in rows)
+        return [self._run(row, seed, self.evaluation, **chosen.get(row.label, {})) for seed, row in runs]
 
-    def _run(self, entry: Entry, seed: int, evaluation: Evaluation, **overrides: Any) -> Run:
-        return make_run(entry, seed, self.common, data=self.data.fingerprint, evaluation=evaluation, **overrides)
+    def _run(self, row: Row, seed: int, evaluation: Evaluation, **overrides: Any) -> Run:
+        return make_run(row, seed, self.settings, data=self.data.fingerprint, evaluation=evaluation, **overrides)
 
 
 @dataclass(frozen=True)
@@ -118,51 +114,51 @@ class StudyEstimate:
         return {"exit_code": 0, "dry_run": True, **asdict(self)}
 
 
-def check_settings(settings: Mapping[str, Any], methods: Sequence[str] = ("snclr",)) -> None:
-    """Raise UserError for settings that the study decides itself, that no method uses, or that are not valid."""
-    for name, instead in _DECIDED_BY_STUDY.items():
+def check_settings(settings: Mapping[str, Any], rows: Sequence[Row], grid: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Raise UserError for settings that are invalid, unused or assigned by the study, and rows that cannot be tuned."""
+    for name, instead in ASSIGNED.items():
         if name in settings:
             raise UserError(f"--{name} cannot be set in a comparison: {instead}")
-    known = [method for method in methods if method in METHODS]
-    used = {name for method in known for name in settings_for_method(method, settings)}
-    if known and (unused := [name for name in settings if name not in used]):
-        raise UserError(f"none of the methods ({', '.join(known)}) uses {unused[0]}; leave the flag out")
+    methods = list(dict.fromkeys(row.settings["method"] for row in rows))
+    used = {name for method in methods for name in settings_for_method(method, settings)}
+    if unused := [name for name in settings if name not in used]:
+        raise UserError(f"none of the methods ({', '.join(methods)}) uses {unused[0]}; leave the flag out")
     for method in methods:
-        resolve({**(settings_for_method(method, settings) if method in known else {}), "method": method})
-
-
-def check_tuning(entries: Sequence[Entry], grid: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UserError for rows that cannot be tuned over the grid."""
-    for entry in entries if grid else ():
-        method = entry.settings["method"]
-        if method in METHODS and METHODS[method].needs_labels:
+        resolve({**settings_for_method(method, settings), "method": method})
+    for row in rows if grid else ():
+        if METHODS[row.settings["method"]].needs_labels:
             raise UserError(
-                f"--tune cannot be used with the method {method}, which trains on the very labels that select the"
-                " setting. Compare it in a separate command."
+                f"--tune cannot be used with the method {row.settings['method']}, which trains on the very labels that"
+                " select the setting. Compare it in a separate command."
             )
-        if both := set(grid[0]) & set(entry.settings):
-            raise UserError(f"{entry.label!r} and --tune both set {sorted(both)[0]}; leave one of them out")
+        if both := set(grid[0]) & set(row.settings):
+            raise UserError(f"{row.label!r} and --tune both set {sorted(both)[0]}; leave one of them out")
 
 
-def run_study(study: Study, workspace: Workspace) -> StudyResult:
-    """Tune, train and evaluate the pending runs, then write table and figures. Raise StopRequested after a stop."""
-    _check_run(study, workspace)
-    lock = FileLock(workspace.out / ".snclr-compare.lock")
+def run_study(study: Study) -> StudyResult | StudyEstimate:
+    """Tune, train and evaluate the pending runs, then write table and figures. Raise StopRequested after a stop.
+
+    A dry run only estimates the duration.
+    """
+    if study.options.dry_run:
+        return estimate_study(study)
+    options, records, out = study.options, study.options.records, Path(study.options.out)
+    lock = FileLock(out / ".snclr-compare.lock")
     lock_folder(lock, "another comparison", "choose another --out folder")
     try:
-        check_writable(workspace.records.folder / "record", "choose another --results folder")
+        check_writable(records.folder / "record", "choose another --results folder")
         tuning = study.tuning_runs()
-        tuned = execute(tuning, workspace, study.images)
+        tuned = execute(tuning, options, study.images)
         if tuned.stopped_by is not None:
             raise StopRequested(tuned.stopped_by)
         chosen = _choose(study, tuning, tuned)
         runs = study.runs(chosen)
-        outcome = execute(runs, workspace, study.images)
-        untuned = [entry.label for entry in study.entries if study.grid and entry.label not in chosen]
+        outcome = execute(runs, options, study.images)
+        untuned = [row.label for row in study.rows if study.grid and row.label not in chosen]
         outcome.failed |= dict.fromkeys(untuned, "all of its tuning runs failed")
         description = describe(study, runs, chosen)
-        workspace.records.write(description, workspace.records.studies / f"{study.name}.json")
-        files, table = write_files(description, workspace.records, workspace.out)
+        write_record(description, records.studies / f"{study.name}.json")
+        files, table = write_files(description, records, out)
     finally:
         lock.release()
     if outcome.stopped_by is not None:
@@ -170,70 +166,56 @@ def run_study(study: Study, workspace: Workspace) -> StudyResult:
     return StudyResult(table, files, outcome.failed)
 
 
-def estimate_study(study: Study, workspace: Workspace) -> StudyEstimate:
+def estimate_study(study: Study) -> StudyEstimate:
     """Estimate the time of a study from its finished runs, or from a few steps of its first run; write nothing."""
-    from snclr.benchmark.cost import WARMUP_STEPS
-
-    _check_run(study, workspace)
     tuning = study.tuning_runs()
-    runs = tuning + study.runs({entry.label: study.grid[0] if study.grid else {} for entry in study.entries})
-    records = {run.key: workspace.records.find(run) for run in runs}
+    runs = tuning + study.runs({row.label: study.grid[0] if study.grid else {} for row in study.rows})
+    records = {run.key: study.options.records.find(run) for run in runs}
     pending = [run for run in runs if records[run.key] is None]
     rates = [r["cost"]["seconds"] / study.images(run) for run in runs if (r := records[run.key])]
     source = "from the finished runs"
     if not rates and pending:
         rates = _measure_rate(pending[0])
-        source = f"from {WARMUP_STEPS + 5} steps of {pending[0].label}; other rows may differ"
+        source = f"from a few steps of {pending[0].label}; other rows may differ"
     return StudyEstimate(
         study.title, study.rule,
         runs=[{"run": r.title, "folder": r.folder, "finished": records[r.key] is not None} for r in runs],
         pending=len(pending), tuning=len(tuning),
-        seconds=sum(map(study.images, pending)) * sum(rates) / len(rates) / workspace.jobs if rates else None,
+        seconds=sum(map(study.images, pending)) * sum(rates) / len(rates) / study.options.jobs if rates else None,
         how=source if rates else "unknown: the trial steps failed",
     )  # fmt: skip
 
 
 def _measure_rate(run: Run) -> list[float]:
     """Return the seconds per image of a few steps in a subprocess; [] if it failed."""
-    trial = replace(run, evaluation=Evaluation(kind="cost", steps=5))
+    trial = replace(run, evaluation=Evaluation(kind="cost", steps=_TRIAL_STEPS))
     with tempfile.TemporaryDirectory(prefix="snclr-dry-run-", ignore_cleanup_errors=True) as folder:
-        workspace = Workspace(Path(folder), Records(folder), quiet=True)
-        record = execute([trial], workspace, lambda _: 1).records.get(trial.key)
+        record = execute([trial], StudyOptions(out=folder, quiet=True), lambda _: 1).records.get(trial.key)
     return [record["numbers"]["seconds_per_step"] / run.settings["batch_size"]] if record else []
-
-
-def _check_run(study: Study, workspace: Workspace) -> None:
-    if workspace.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {workspace.jobs}")
-    name = study.name
-    if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\") or len(name.encode()) > 150:
-        raise UserError(f"--name {name!r} is not a valid file name. Use letters, digits, spaces and dashes.")
 
 
 def _choose(study: Study, tuning: list[Run], tuned: Outcome) -> dict[str, dict[str, Any]]:
     """Return for each row the overrides with the best validation kNN; the first of equals."""
-    chosen: dict[str, dict[str, Any]] = {}
-    best: dict[str, float] = {}
+    scores: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for number, run in enumerate(tuning):
-        record = tuned.records.get(run.key)
-        if record is not None and record["numbers"]["knn"] > best.get(run.label, -1.0):
-            best[run.label] = record["numbers"]["knn"]
-            chosen[run.label] = study.grid[number % len(study.grid)]
-    return chosen
+        if (record := tuned.records.get(run.key)) is not None:
+            choice = study.grid[number % len(study.grid)]
+            scores.setdefault(run.label, []).append((record["numbers"]["knn"], choice))
+    return {label: max(trials, key=lambda trial: trial[0])[1] for label, trials in scores.items()}
 
 
 def describe(study: Study, runs: Sequence[Run], chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the study as it is written: the records of each row by seed, and the text of the table."""
     rows = [
         {
-            "label": entry.label, "settings": entry.settings, "tuned": dict(chosen.get(entry.label, {})),
-            "records": {str(run.seed): run.record for run in runs if run.label == entry.label},
+            "label": row.label, "settings": row.settings, "tuned": dict(chosen.get(row.label, {})),
+            "records": {str(run.seed): run.record for run in runs if run.label == row.label},
         }
-        for entry in study.entries
+        for row in study.rows
     ]  # fmt: skip
     return {
         "schema": SCHEMA, "name": study.name, "title": study.title, "kind": study.evaluation.kind,
-        "command": study.command, "rule": study.rule, "seeds": study.seeds, "rows": rows,
+        "command": study.command, "rule": study.rule, "seeds": study.options.seed_list, "rows": rows,
         "protocol": _protocol(study, runs), "notes": study.notes,
     }  # fmt: skip
 
@@ -247,7 +229,7 @@ def _protocol(study: Study, runs: Sequence[Run]) -> list[str]:
     lines = [
         f"same for all rows: {s['encoder']} at {s['image_size']} px, {study.data.images:,} images of"
         f" {study.data.name}, views {s['views']}, batch {s['batch_size']}, {trained};"
-        f" seeds {', '.join(map(str, study.seeds))}"
+        f" seeds {', '.join(map(str, study.options.seed_list))}"
     ]
     if study.grid:
         values = {name: ", ".join(str(v) for v in dict.fromkeys(g[name] for g in study.grid)) for name in study.grid[0]}
@@ -283,18 +265,17 @@ def _differences(runs: Sequence[Run]) -> dict[str, str]:
 
 def write_files(study: dict[str, Any], records: Records, out: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Write the table (JSON, Markdown) and the figures under the study's name; return their paths and the table."""
-    from snclr.benchmark.tables import build_table, markdown
-    from snclr.reports.figures.comparison import draw_comparison, draw_purity
+    from snclr.reports.figures.comparison import draw_comparison, draw_neighbor_purity
+    from snclr.studies.tables import build_table, markdown
 
     table = build_table(study, records)
     stem = out / study["name"]
     files = {"markdown": f"{stem}.md", "json": f"{stem}.json"}
     write_atomic(files["markdown"], markdown(table))
     write_atomic(files["json"], json.dumps(table, indent=1, ensure_ascii=False) + "\n")
-    if any(row["seeds"] for row in table["rows"]):
+    if draw_comparison(table, f"{stem}.png"):
         files["figure"] = f"{stem}.png"
-        draw_comparison(table, files["figure"])
-    if draw_purity(study, records.by_row(study), f"{stem}-purity.png"):
+    if draw_neighbor_purity(study, records.by_row(study), f"{stem}-purity.png"):
         files["purity"] = f"{stem}-purity.png"
     return files, table
 
@@ -316,5 +297,5 @@ def command_line(command: str, given: Mapping[str, Any]) -> str:
             arguments += [flag, ",".join(map(str, value)) + "," * (len(value) == 1)] if value else []
         elif value is not None:
             is_path = name in ("data", "eval_data", "test", "init_from")
-            arguments += [flag, data_name(str(value)) if is_path else str(value)]
+            arguments += [flag, dataset_name(str(value)) if is_path else str(value)]
     return shlex.join([*arguments, "--out", "OUT"])

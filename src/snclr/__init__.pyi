@@ -1,0 +1,31 @@
+"""The public names of `snclr`; `__init__.py` imports each from here on first use."""
+
+from .api.compare import ablate as ablate, compare as compare
+from .api.demo import demo as demo
+from .api.detect import detect as detect
+from .api.evaluate import finetune as finetune, knn as knn, linear as linear
+from .api.explore import curate as curate, explore as explore
+from .api.export import export as export
+from .api.pack import pack as pack, verify_shards as verify_shards
+from .api.pretrain import plan as plan, pretrain as pretrain
+from .api.report import report as report
+from .api.retrieval import embed as embed, explain as explain, neighbors as neighbors, search as search
+from .checkpoint.encoder_file import load_encoder as load_encoder
+from .data.datasets.base import open_dataset as open_dataset
+from .errors import UserError as UserError
+from .methods.config import SoftNeighborConfig as SoftNeighborConfig
+from .methods.snclr.loss import (
+    SoftNeighborLoss as SoftNeighborLoss,
+    contrastive_loss as contrastive_loss,
+    positiveness as positiveness,
+    soft_neighbor_loss as soft_neighbor_loss,
+)
+from .methods.snclr.queue import (
+    NeighborQueue as NeighborQueue,
+    Neighbors as Neighbors,
+    nearest_neighbors as nearest_neighbors,
+)
+from .models.encoders import build_encoder as build_encoder, resolve_encoder as resolve_encoder
+from .runtime.stop import StopRequested as StopRequested
+
+__version__: str

@@ -1,0 +1,46 @@
+"""Keyword arguments that the evaluation functions share, declared once."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, TypedDict, TypeVar
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class RankOptions(TypedDict, total=False):
+    """Where an evaluation runs. Each annotation has the type, the default and the description."""
+
+    workers: Annotated[int, 0, "Dataloader worker processes per rank."]
+    device: Annotated[str, "auto", "auto, cpu, cuda, cuda:1 or mps."]
+    devices: Annotated[str | int, "1", "Ranks on this node: a number, or auto for all GPUs."]
+    nodes: Annotated[int, 1, "Number of nodes."]
+    quiet: Annotated[bool, False, "Print no progress."]
+
+
+class SessionOptions(RankOptions, total=False):
+    """Where an evaluation runs, and whether it caches features."""
+
+    cache: Annotated[bool, True, "Read and write features in RUN/evaluation/features."]
+
+
+def with_options(options: type[RankOptions]) -> Callable[[FunctionT], FunctionT]:
+    """Show the `**options` of a function as single parameters in its signature and its docstring."""
+
+    def expand(function: FunctionT) -> FunctionT:
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())[:-1]
+        text = inspect.cleandoc(function.__doc__ or "").partition("\n    options:")[0]
+        for name, hint in typing.get_type_hints(options, include_extras=True).items():
+            default, description = hint.__metadata__
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint.__origin__))
+            text += f"\n    {name}: {description}"
+        function.__doc__ = text
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": signature.return_annotation}
+        return function
+
+    return expand

@@ -1,0 +1,47 @@
+"""Name, size and classes of a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from snclr.errors import UserError
+
+_SPLIT_NAMES = ("train", "training", "val", "validation", "test")
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Name, size, digest and classes of the training images."""
+
+    name: str
+    images: int
+    fingerprint: str
+    classes: int | None
+    same_class: float | None
+    """Probability that two random labeled images have the same class."""
+
+
+def inspect_dataset(data: str) -> DatasetInfo:
+    """Open the training images and count them and their classes."""
+    import numpy as np
+
+    from snclr.data.datasets.base import open_dataset
+
+    if not data:
+        raise UserError("data is missing: give --data (the images to train on)")
+    dataset = open_dataset(data, split="train", download=True)
+    labels = np.empty(0, int) if dataset.labels is None else dataset.labels[dataset.labels >= 0]
+    shares = np.unique(labels, return_counts=True)[1] / max(len(labels), 1)
+    same_class = float((shares**2).sum()) if len(shares) else None
+    return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), len(shares) or None, same_class)
+
+
+def dataset_name(data: str) -> str:
+    """Return the name of a dataset for tables: the last part of its path, with the parent of a split.
+
+    >>> dataset_name("/home/me/flowers/"), dataset_name("/home/me/flowers/train"), dataset_name("demo")
+    ('flowers', 'flowers/train', 'demo')
+    """
+    path = Path(data)
+    return f"{path.parent.name}/{path.name}".lstrip("/") if path.name in _SPLIT_NAMES else path.name

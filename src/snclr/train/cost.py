@@ -1,0 +1,68 @@
+"""Measure time and memory of some training steps with a full queue."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snclr.checkpoint.state import collect
+from snclr.runtime.threads import limit_threads
+from snclr.train.build import build_task
+from snclr.train.config import resolve
+from snclr.train.pretrain import launch_run
+
+WARMUP_STEPS = 3
+"""Steps before the measurement: the first steps allocate memory and wait for the data workers."""
+
+
+def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
+    """Run `steps` real training steps without a run directory; return seconds per step and memory.
+
+    The queue is filled with random features first, so that every search covers its whole length.
+    """
+    config = resolve({**settings, "out": "unused"})
+    task = build_task(config, launch_run(config))
+    queue = task.module.queue
+    if queue is not None:
+        generator = torch.Generator().manual_seed(config.seed)
+        features = torch.randn(queue.length, queue.features.shape[1], generator=generator)
+        queue.push(features.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
+    durations: list[float] = []
+    ends: list[float] = []
+    batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
+    with limit_threads(config.threads), contextlib.closing(batches):
+        for batch in batches:
+            start = time.perf_counter()
+            task.training_step(batch)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+            durations.append(ends[-1] - start)
+    return {
+        "seconds_per_step": statistics.median_high(durations[WARMUP_STEPS:]),
+        "seconds": round(sum(durations), 3), "steps": steps,
+        "queue_mb": 0.0 if queue is None else round(queue.features.nbytes / 1e6, 3),
+        "seconds_with_views": (ends[-1] - ends[WARMUP_STEPS - 1]) / steps,
+        "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer)[0].values()) / 1e6,
+        **peak_memory(),
+    }  # fmt: skip
+
+
+def peak_memory() -> dict[str, Any]:
+    """Return the peak memory in MB (10⁶ bytes): of tensors on a GPU, else of this process without data workers."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
+        return {"peak_mb": round(torch.cuda.max_memory_allocated() / 1e6, 1), "memory": "cuda"}
+    if (status := Path("/proc/self/status")).exists():  # ru_maxrss starts at the size of the parent process
+        size = int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    else:
+        import resource
+
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"peak_mb": round(size / 1e6, 1), "memory": "process"}
