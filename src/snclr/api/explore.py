@@ -63,7 +63,11 @@ def explore(
         check_folder(Path(static), overwrite=overwrite)
         with open_session(run, device=device, cache=cache, quiet=True) as session:
             explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
-            return write_static(explorer, Path(static), images=images, quiet=quiet)
+            try:
+                return write_static(explorer, Path(static), images=images, quiet=quiet)
+            finally:
+                explorer.close()
+                explorer.join()
     listener = open_socket(port)
     with listener, open_session(run, device=device, cache=cache, quiet=True) as session:
         explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
@@ -75,6 +79,7 @@ def explore(
             serve(explorer, listener, token)
         finally:
             explorer.close()
+            explorer.join()
     return ExploreResult(address)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+
 from snclr.api.explore import curate, explore
 from snclr.cli.flags import Command
 from snclr.evaluation.analysis.results import CurateResult
+from snclr.explore.jobs import THREADS
 from snclr.explore.results import ExploreResult
 
 _EXPLORE_EXAMPLES = """Examples:
@@ -30,11 +35,14 @@ Nothing is deleted. Each image of the list is below a comment with its reason.
 
 
 def show_explore(result: ExploreResult) -> None:
-    """Print the written folder."""
+    """Print the written folder; end the program at once if UMAP still runs, which cannot be cancelled."""
     if result.folder is not None:
         size = result.bytes / 1e6
         print(f"wrote {result.folder}: {result.images:,} images, {result.files:,} files, {size:.1f} MB")
         print(f"open {result.folder}/index.html")
+    sys.stdout.flush()
+    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        os._exit(0)  # a normal end would abort in the middle of a computation
 
 
 def show_curate(result: CurateResult) -> None:

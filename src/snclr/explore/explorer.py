@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +45,8 @@ _QUERY_SIDE = 1024
 _CACHED_BYTES = 96 * 2**20
 
 
-class ImageRef(NamedTuple):
+@dataclass(frozen=True)
+class ImageRef:
     """An image by the name of its set and its index in it. Uploads are in the set "queries"."""
 
     set: str
@@ -226,6 +227,10 @@ class Explorer:
     def close(self) -> None:
         """Cancel the background jobs."""
         self.jobs.close()
+
+    def join(self) -> None:
+        """Wait some seconds for the cancelled jobs."""
+        self.jobs.join(5.0)
 
 
 def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[bytes, str]:

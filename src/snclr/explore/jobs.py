@@ -15,6 +15,8 @@ from snclr.errors import UserError
 
 _log = logging.getLogger("snclr")
 _current = threading.local()  # `job`: the job that runs in this thread
+THREADS = "snclr-explore"
+"""Prefix of the names of the threads."""
 Lane = Literal["main", "slow"]
 """Jobs of one lane run one after the other; a slow job (UMAP) does not hold up the others."""
 
@@ -75,8 +77,12 @@ class Jobs:
         self._lanes: dict[Lane, queue.SimpleQueue[Job]] = {"main": queue.SimpleQueue(), "slow": queue.SimpleQueue()}
         self.closed = False
         # Daemon threads: UMAP cannot be cancelled and must not hold up the end of the program.
-        for lane, waiting in self._lanes.items():
-            threading.Thread(target=self._work, args=(waiting,), name=f"snclr-explore-{lane}", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._work, args=(waiting,), name=f"{THREADS}-{lane}", daemon=True)
+            for lane, waiting in self._lanes.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def get(self, key: str, title: str, compute: Callable[[Job], Any], *, lane: Lane = "main") -> Any:
         """Return the value; start to compute it and raise Pending if it is not there, or the error of a failed job."""
@@ -117,13 +123,19 @@ class Jobs:
             return [job.status() for job in self._jobs.values() if job.state in ("queued", "running")]
 
     def close(self) -> None:
-        """Cancel the jobs at their next report and do not wait for them."""
+        """Cancel the jobs at their next report."""
         self.closed = True
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads after `close`; a job that cannot be cancelled may still run afterward."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self, waiting: queue.SimpleQueue[Job]) -> None:
         while not self.closed:
             with contextlib.suppress(queue.Empty):
-                self._run(waiting.get(timeout=1.0))
+                self._run(waiting.get(timeout=0.25))
 
     def _job(self, key: str, title: str, compute: Callable[[Job], Any]) -> tuple[Job, bool]:
         with self._lock:

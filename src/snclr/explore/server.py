@@ -112,7 +112,7 @@ def build_app(explorer: Explorer, token: str, port: int) -> Guard:
         *(Route(f"/api/{name}", _guarded(function)) for name, function in readers(explorer).items()),
     ]
     app = Starlette(routes=routes)
-    return Guard(app, token, port)  # type: ignore[arg-type]
+    return Guard(app, token, port)
 
 
 def readers(explorer: Explorer) -> dict[str, Get]:
@@ -257,5 +257,5 @@ def serve(explorer: Explorer, listener: socket.socket, token: str) -> None:
         explorer.close()  # ends event streams, for which uvicorn would wait
         handle_exit(*arguments)
 
-    server.handle_exit = close_and_exit  # type: ignore[method-assign]
+    server.handle_exit = close_and_exit  # type: ignore[assignment,method-assign]
     server.run(sockets=[listener])

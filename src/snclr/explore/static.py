@@ -50,7 +50,7 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def write_static(explorer: Explorer, folder: Path, *, images: int = 1_000, quiet: bool = False) -> ExploreResult:
-    """Write the page with the data of all screens. Larger image sets are sampled. Uploads and sliders need the server."""
+    """Write the page with the data of all screens. Larger sets are sampled. Uploads and sliders need the server."""
     if images < 3:
         raise UserError(f"images is {images}; give at least 3")
     for name in [name for name in explorer.sets if name not in ("images", "test")]:
@@ -114,7 +114,7 @@ def _finished(compute: Callable[[], Any]) -> Any:
             pending.job.finished.wait(0.5)
             time.sleep(0.01)
             continue
-        except UserError as error:
+        except (UserError, BadImage) as error:
             return {"error": str(error)}
         if isinstance(value, np.ndarray):
             return {"base64": base64.b64encode(np.ascontiguousarray(value, np.float32).tobytes()).decode()}
@@ -134,47 +134,27 @@ def _key(name: str, **params: Any) -> str:
 
 def _values(explorer: Explorer) -> Iterator[tuple[str, Entries]]:
     """Yield the chunks: name, and the key and computation of each value."""
-    runs = [run for run in (explorer.run, explorer.other) if run is not None]
-    yield "state", [(_key("state"), lambda: _state(explorer))]
+    ids = range(len(explorer.images.dataset))
+    yield "state", [(_key("state"), _bind(_state, explorer))]
     yield "browse", list(_browse(explorer))
-    for run in runs:
-        ids = range(len(explorer.images.dataset))
+    for run in [run for run in (explorer.run, explorer.other) if run is not None]:
         for space in run.spaces:
             for start in range(0, len(ids), _CHUNK):
                 name = f"neighbors-{run.name}-{space}-{start // _CHUNK}"
                 yield name, [_neighbors(explorer, run, space, index) for index in ids[start : start + _CHUNK]]
         yield f"map-{run.name}", list(_map(explorer, run))
-        run_name = run.name
-
-        def summary(run: OpenedRun = run) -> Any:
-            return training.summary(run)
-
-        def spectrum(run: OpenedRun = run) -> Any:
-            return training.spectrum(explorer, run)
-
-        yield (
-            f"run-{run_name}",
-            [(_key("run", run=run_name), summary), (_key("run/spectrum", run=run_name), spectrum)],
-        )
+        curves = (_key("run", run=run.name), _bind(training.summary, run))
+        yield f"run-{run.name}", [curves, (_key("run/spectrum", run=run.name), _bind(training.spectrum, explorer, run))]
     run = explorer.run
-    yield (
-        "time",
-        [
-            (_key("time", run="a"), lambda: timeline.timeline(explorer, run)),
-            (_key("time/ids", run="a"), lambda: timeline.ids(explorer, run)),
-            (_key("time/maps", run="a"), lambda: timeline.maps(explorer, run)),
-        ],
-    )
-    yield (
-        "history",
-        [(_key("time/history", run="a", id=i), _bind(timeline.history, explorer, run, i)) for i in _some(explorer)],
-    )
+    histories = [(_key("time/history", run="a", id=i), _bind(timeline.history, explorer, run, i)) for i in ids]
+    parts = {"time": timeline.timeline, "time/ids": timeline.ids, "time/maps": timeline.maps}
+    yield "time", [*((_key(name, run="a"), _bind(part, explorer, run)) for name, part in parts.items()), *histories]
     yield "compare", list(_compare(explorer))
-    yield "views", [
-        (_key("views/settings", run="a"), lambda: views.settings(run)),
-        *((_key("views", run="a", set="images", id=i, epoch=0, count=6),
-           _bind(views.views, explorer, run, ImageRef("images", i), seed=run.seed, epoch=0)) for i in range(min(_VIEWS, len(explorer.images.dataset)))),
-    ]  # fmt: skip
+    shown: Entries = [(_key("views/settings", run="a"), _bind(views.settings, run))]
+    for index in ids[:_VIEWS]:
+        key = _key("views", run="a", set="images", id=index, epoch=0, count=6)
+        shown.append((key, _bind(views.views, explorer, run, ImageRef("images", index), seed=run.seed, epoch=0)))
+    yield "views", shown
     finders = {
         "duplicates": curate.duplicates, "leaks": curate.leaking, "outliers": curate.outliers,
         "labels": curate.suspects, "diverse": curate.diverse,
@@ -184,10 +164,6 @@ def _values(explorer: Explorer) -> Iterator[tuple[str, Entries]]:
 
 def _bind(function: Callable[..., T], *arguments: Any, **options: Any) -> Callable[[], T]:
     return lambda: function(*arguments, **options)
-
-
-def _some(explorer: Explorer) -> range:
-    return range(len(explorer.images.dataset))
 
 
 def _state(explorer: Explorer) -> dict[str, Any]:
@@ -246,17 +222,17 @@ def _compare(explorer: Explorer) -> Iterator[tuple[str, Callable[[], Any]]]:
     for other in [each["name"] for each in shown[1:]]:
         key = _key("compare", one="a", other=other, limit=60, offset=0)
         yield key, _bind(compare.compare, explorer, "a", other)
-        for index in _some(explorer):
+        for index in range(len(explorer.images.dataset)):
             yield _key("compare/pair", one="a", other=other, id=index), _bind(compare.pair, explorer, "a", other, index)
 
 
 def _write_images(explorer: Explorer, set_name: str, written: _Folder) -> None:
-    """Write the readable images of a set at up to 192 pixels."""
+    """Write the images of a set at up to 192 pixels; one that cannot be read is gray."""
     for index in range(len(explorer.sets[set_name].dataset)):
         try:
             pixels = explorer.load(ImageRef(set_name, index), SIDE)
         except BadImage:
-            continue
+            pixels = np.full((16, 16, 3), 128, np.uint8)
         written.write(f"images/{set_name}/{index}.jpg", encode_image(pixels, SIDE, jpeg=True)[0])
 
 

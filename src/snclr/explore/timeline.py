@@ -126,12 +126,13 @@ def history(explorer: Explorer, run: OpenedRun, index: int, k: int = 8) -> dict[
     rows = (graphs[-1].ids == index).nonzero()
     if not len(rows):
         raise UserError("this image is not in the sample of the time axis; choose one from the map")
-    row, steps, before = int(rows[0, 0]), [], None
+    row, steps = int(rows[0, 0]), []
+    before: list[int] | None = None
     for step, found in zip(kept_steps(run), graphs, strict=True):
         near = [n for n in found.graph.index[row, :k].tolist() if n >= 0]
         cosine = found.graph.cosine[row, :k].tolist()
         current = [int(found.ids[n]) for n in near]
-        entered = [] if before is None else [i for i in current if i not in before]
+        entered: list[int] = [] if before is None else [i for i in current if i not in before]
         steps.append(
             {
                 "step": step,

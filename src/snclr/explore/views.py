@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from snclr.data.transforms.views import ViewSettings
 from snclr.errors import UserError
 from snclr.explore.explorer import Explorer, ImageRef, encode_image
-from snclr.explore.run_data import OpenedRun, ViewSettings, to_pixels, with_settings
+from snclr.explore.run_data import OpenedRun, to_pixels, with_settings
 
 MAX_EPOCHS = 12
 SLIDERS = ("crop_min", "crop_max", "flip", "jitter", "brightness", "contrast", "saturation", "hue", "grayscale", "blur",
@@ -49,9 +50,11 @@ def views(
     if changes is not None:
         chosen = (with_settings(chosen[0], changes[0]), with_settings(chosen[1], changes[1]))
     batch = [run.center_view(explorer.load(ref, 2 * run.image_size))]
-    for number in range(epoch, epoch + count):
-        for view in (0, 1):
-            batch.append(run.augment(dataset, ref.index, chosen[view], seed=seed, epoch=number, view=view))
+    batch += [
+        run.augment(dataset, ref.index, chosen[view], seed=seed, epoch=number, view=view)
+        for number in range(epoch, epoch + count)
+        for view in (0, 1)
+    ]
     features = run.encode_views(torch.cat(batch))
     to_image = (features[1:] @ features[0]).tolist()
     pairs = (features[1::2] * features[2::2]).sum(dim=1).tolist()

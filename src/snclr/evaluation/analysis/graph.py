@@ -6,7 +6,7 @@ Shapes: n images, D features (L2-normalized rows), k neighbors. An index (n, k) 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,8 @@ Report = Callable[[int, int], None]
 """Called with the number of finished and of all rows; it may raise to cancel."""
 
 
-class Graph(NamedTuple):
+@dataclass(frozen=True)
+class Graph:
     """The k nearest neighbors of each image, nearest first: cosine (n, k) and row (n, k)."""
 
     cosine: Tensor

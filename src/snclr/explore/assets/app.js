@@ -134,9 +134,8 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "?") help();
   else if (event.key === "t") theme(true);
   else if (event.key === "/") {
-    const box = document.querySelector("input[type=search]");
-    if (!box) state.go("neighbors", {});
-    (box ?? document.querySelector("input[type=search]"))?.focus();
+    if (!document.querySelector("input[type=search]")) state.go("neighbors", {});
+    document.querySelector("input[type=search]")?.focus();
   } else if (current.view.key?.(event)) {
     // the screen has handled it
   } else if (event.key === "r") {

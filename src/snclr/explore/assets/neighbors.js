@@ -26,6 +26,7 @@ export function mount(root, app) {
       shown = key;
       browse.hidden = Boolean(image);
       result.hidden = !image;
+      replace(image ? browse : result);
     }
     if (image) showResult(result, app, params, image, abort.signal);
     else showBrowse(browse, app, params, abort.signal);
