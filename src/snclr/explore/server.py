@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
-from snclr.explore import browse, compare, curate, map, neighbors, timeline, training, views
 from snclr.explore.explorer import MAX_UPLOAD_BYTES, Explorer
 from snclr.explore.jobs import Pending
+from snclr.explore.screens import browse, compare, curate, map, neighbors, timeline, training, views
 from snclr.explore.security import Guard
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}

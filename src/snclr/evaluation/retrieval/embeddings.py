@@ -58,6 +58,8 @@ def embed_dataset(
 ) -> EmbedResult:  # fmt: skip
     """Write the features of every readable image's center crop to a file."""
     path = check_out(out)
+    if layout not in LAYOUTS or neighbors < 0:
+        raise UserError(f"layout {layout!r}, neighbors {neighbors}: allowed are {', '.join(LAYOUTS)}, and at least 0")
     session.on_rank_zero(lambda: check_writable(path, _UNWRITABLE))
     (encoder, spec), dataset = session.open(
         lambda: (run_encoder(session.run), open_dataset(data or data_of(session.run), split=split, download=True))
@@ -83,19 +85,18 @@ def embed_dataset(
     keys = [dataset.key(index) for index in extracted.ids.tolist()]
     embeddings = Embeddings(features.numpy(), keys, class_names(dataset, extracted.ids), metadata)
 
-    def write() -> None:
+    def write() -> dict[str, Any]:
         shown = _with_layout(embeddings, layout, neighbors) if path.suffix.lower() == ".parquet" else embeddings
         write_embeddings(path, shown)
+        return shown.metadata
 
-    session.on_rank_zero(write)
+    metadata = session.on_rank_zero(write)
     names = str(keys_file(path)) if path.suffix.lower() == ".npy" else None
     return EmbedResult(str(path), names, len(keys), metadata)
 
 
 def _with_layout(embeddings: Embeddings, layout: str, neighbors: int) -> Embeddings:
     """Add a 2-D layout and the nearest images, for viewers of embeddings."""
-    if layout not in LAYOUTS or neighbors < 0:
-        raise UserError(f"layout {layout!r}, neighbors {neighbors}: allowed are {', '.join(LAYOUTS)}, and at least 0")
     features = torch.from_numpy(embeddings.features)
     if len(features) < 3:
         return embeddings

@@ -164,7 +164,7 @@ function showResult(root, app, params, image, signal) {
   const status = grid ? h("div") : found;
   load(status, (options) => get("neighbors", ask, options), (answer) => {
     for (const each of [answer.query, ...answer.neighbors]) known.set(state.refText(each), each);
-    drawQuery(aside, app, params, answer);
+    drawQuery(aside, app, params, answer, k);
     drawFound(found, app, { params, run, space, gallery, galleries, k, order }, answer);
   }, signal).then((answer) => {
     if (answer === undefined && !signal.aborted && grid) replace(found, status);
@@ -190,7 +190,8 @@ function drawTrail(aside, app, params, image) {
   else aside.prepend(trail);
 }
 
-function drawQuery(aside, app, params, answer) {
+function drawQuery(aside, app, params, answer, k) {
+  const same = answer.neighbors.slice(0, k).map((each) => each.same).filter((each) => each !== null);
   const image = answer.query;
   const picture = h("img", { src: imageUrl(image, 384), alt: visible(image.key), draggable: "false" });
   const frame = h("div", { class: "big" }, picture);
@@ -204,7 +205,7 @@ function drawQuery(aside, app, params, answer) {
     h(
       "dl",
       { class: "facts" },
-      answer.purity === null ? null : [h("dt", { text: "Neighbors of its class" }), h("dd", { text: percent(answer.purity) })],
+      same.length ? [h("dt", { text: "Neighbors of its class" }), h("dd", { text: percent(same.filter(Boolean).length / same.length) })] : null,
       answer.loss === null ? null : [h("dt", { text: "Loss of one direction" }), h("dd", { text: number(answer.loss) })],
       answer.own ? [h("dt", { text: "Share of its own view y2" }), h("dd", { text: percent(answer.own.share, 1) })] : null,
     ),

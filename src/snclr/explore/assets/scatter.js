@@ -21,7 +21,7 @@ void main() {
   if (round > 0.5 && length(gl_PointCoord - 0.5) > 0.5) discard;
   gl_FragColor = vec4(tint.rgb * tint.a, tint.a);
 }`;
-const MAX_IMAGES = 260;
+const MAX_IMAGES = 400;
 const IMAGE_CACHE = 900;
 const MARGIN = 0.9;
 

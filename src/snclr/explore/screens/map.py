@@ -171,7 +171,7 @@ def _losses(explorer: Explorer, run: OpenedRun, job: Job) -> Tensor:
 
 def _change(explorer: Explorer, run: OpenedRun) -> Tensor:
     """Return 1 − overlap@k with the neighbors of the kept encoder before the last, on the sampled images."""
-    from snclr.explore.timeline import need_step_graph
+    from snclr.explore.screens.timeline import need_step_graph
 
     steps = [step for step, _ in run.kept_encoders()]
     if len(steps) < 2:

@@ -8,8 +8,8 @@ import numpy as np
 
 from snclr import __version__
 from snclr.explore.explorer import Explorer, ImageRef
-from snclr.explore.neighbors import galleries
 from snclr.explore.run_data import OpenedRun
+from snclr.explore.screens.neighbors import galleries
 
 PAGE = 60
 
