@@ -41,7 +41,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.new("RGB", (20, 20), (250, 250, 250)).save(images / "<b onmouseover=window.canary=5>" / "white.png")
     (folder / "test").mkdir()
     (folder / "test" / "leak.png").write_bytes((images / "red" / "red_3.png").read_bytes())
-    tiny_run.train(images, folder / "one", checkpoint_every=1, keep_checkpoints=4)
+    tiny_run.train(images, folder / "one", checkpoint_every=1, keep_encoders=3)
     tiny_run.train(images, folder / "two", seed=1)
     return folder
 
@@ -231,11 +231,11 @@ def test_the_run_screen_updates_while_training_goes_on(page, address, explored):
 def test_time_slides_over_the_kept_encoders(page, address):
     page.goto(address + "#/time?img=images:3")
     ready(page, ".history li")
-    assert page.locator(".history li").count() == 4
+    assert page.locator(".history li").count() == 4  # 3 snapshots and the last two checkpoints
     scatter = "document.getElementById('screen').scatter"
     points = page.evaluate(f"Array.from({scatter}.points).join()")
     page.locator(".time-bar input").fill("0")
-    page.wait_for_selector(".now b:has-text('step 3')")
+    page.wait_for_selector(".now b:has-text('step 2')")
     assert page.evaluate(f"Array.from({scatter}.points).join()") != points
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Play").click()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.format import load_checkpoint
 from snclr.checkpoint.run_dir import RunDir, open_run
+from snclr.checkpoint.snapshots import load_snapshot, snapshots
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
@@ -236,14 +237,17 @@ class OpenedRun:
     def kept_encoders(self) -> list[tuple[int, Path]]:
         """Return step and path of the checkpoints and encoder snapshots of the run, oldest first."""
         found = {int(path.name[5:15]): path for path in self.dir.checkpoints.glob("step-" + "[0-9]" * 10)}
-        return sorted(found.items())
+        return sorted((found | snapshots(self.dir)).items())
 
     def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: Callable[[int, int], None]) -> Matrix:
-        """Return the encoder features of a kept checkpoint."""
-        prefix = "method/encoder."
-        tensors = load_checkpoint(path).tensors
+        """Return the encoder features of a kept checkpoint or snapshot."""
+        if path.is_dir():
+            prefix, tensors = "method/encoder.", load_checkpoint(path).tensors
+            state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        else:
+            state = load_snapshot(path)
         encoder = build_encoder(self.spec)
-        encoder.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        encoder.load_state_dict(state)
         return self._extract(encoder.eval(), f"step{step}", dataset, report)
 
     # Views

@@ -175,7 +175,7 @@ def _change(explorer: Explorer, run: OpenedRun) -> Tensor:
 
     steps = [step for step, _ in run.kept_encoders()]
     if len(steps) < 2:
-        raise UserError("change needs two kept checkpoints; train with --keep-checkpoints 2 or more")
+        raise UserError("change needs two kept checkpoints; train with --keep-encoders 12")
     before, after = (need_step_graph(explorer, run, step) for step in steps[-2:])
     changed = 1 - overlap(after.graph.index, before.graph.index)
     result = torch.full((len(explorer.images.dataset),), torch.nan)
