@@ -78,22 +78,22 @@ def _run(options: argparse.Namespace) -> list[Row]:
     """The trials of this process, those that train on several processes last."""
     sys.path.insert(0, str(ROOT))
     promises = importlib.import_module("tests.reliability.promises").PROMISES
-    workshop = importlib.import_module("tests.reliability.harness").Workshop
+    harness = importlib.import_module("tests.reliability.harness")
     chosen = [
         promise for promise in promises if not options.only or {promise.row, promise.trial.__name__} & set(options.only)
     ]
     part, parts = (0, 1) if options.part is None else map(int, options.part.split("/"))
     folder = Path(tempfile.mkdtemp(prefix="snclr-soak-"))
-    shop = workshop(folder / "work", strict=True)
+    sandbox = harness.Sandbox(folder / "work", check_time_limits=True)
     rows: dict[str, Row] = {}
     try:
-        for promise in sorted(chosen, key=lambda promise: promise.several):
+        for promise in sorted(chosen, key=lambda promise: promise.multi_rank):
             seeds = list(range(math.ceil(promise.full * options.share))) if options.seed is None else [options.seed]
             # What has processes of its own runs alone, in the first part, when the others are done or nearly.
-            mine = (seeds if part == 0 else []) if promise.several else seeds[part::parts]
-            rows[promise.name] = _try(promise, shop, mine)
+            mine = (seeds if part == 0 else []) if promise.multi_rank else seeds[part::parts]
+            rows[promise.name] = _try(promise, sandbox, mine)
     finally:
-        shop.close()
+        sandbox.close()
         shutil.rmtree(folder, ignore_errors=True)
     return [rows[promise.name] for promise in chosen]
 
@@ -134,7 +134,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _try(promise: Any, shop: Any, seeds: list[int]) -> Row:
+def _try(promise: Any, sandbox: Any, seeds: list[int]) -> Row:
     """All trials of one promise; a failure is told and counted, and the next one goes on."""
     from _pytest.outcomes import Skipped
 
@@ -142,7 +142,7 @@ def _try(promise: Any, shop: Any, seeds: list[int]) -> Row:
     began = time.monotonic()
     for number in seeds:
         try:
-            promise.trial(shop, number)
+            promise.trial(sandbox, number)
         except Skipped as skip:
             row.skipped = str(skip)
             break

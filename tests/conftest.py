@@ -15,6 +15,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # A test run in the background of a script inherits SIGINT ignored, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LONG_FOLDERS = ("tests/distributed/", "tests/reliability/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the long files first, so that the short ones fill up the test processes at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG_FOLDERS))
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:

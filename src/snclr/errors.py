@@ -1,4 +1,4 @@
-"""Errors that are shown to the user without a traceback, and parts of their messages."""
+"""Errors that are shown to the user without a traceback, and parts of messages."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def first_names(names: Iterable[str]) -> str:
     """
     every = list(names)
     return ", ".join(every[:3]) + (" …" if len(every) > 3 else "")
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "image"), count(1200, "image")
+    ('1 image', '1,200 images')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -650,7 +650,7 @@ random_kills(20)
 
 def test_a_kill_at_any_point_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", KILL_SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", KILL_SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[::2] == ["new", "only", "replace", "kills"]

@@ -152,10 +152,10 @@ from snclr.checkpoint.run_dir import RunDir
 run = RunDir.create(sys.argv[1], resume=True)
 worker = os.fork()
 if worker == 0:
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
 print(worker, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -171,7 +171,7 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_run(tmp_path: Path) 
             holder.kill()
             holder.wait()
             # The worker releases the lock after the fork, which may be late on a busy machine.
-            assert FileLock(tmp_path / "run" / LOCK).acquire(timeout=20)
+            assert FileLock(tmp_path / "run" / LOCK).acquire(timeout=200)
             os.kill(worker, 0)  # raises if the worker is dead
         finally:
             holder.kill()

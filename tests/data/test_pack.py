@@ -235,10 +235,11 @@ from snclr.data.shards import pack as pack_module
 original = pack_module.write_shard
 def slow(path, examples):
     note = original(path, examples)
-    time.sleep(0.2)
+    if path.parent.name == sys.argv[1]:
+        time.sleep(100)  # until the signal
     return note
 pack_module.write_shard = slow
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(cli.main(sys.argv[2:]))
 """
 
 
@@ -254,14 +255,14 @@ def test_a_killed_pack_of_splits_resumes_with_the_same_bytes(tmp_path, part, num
         pack(tmp_path / "old", shards=out, quiet=True)
     before = tree(out)
     arguments = ["pack", str(tmp_path / "f"), "--shards", str(out), "--images-per-shard", "4", "--workers", "1", *flags]
-    killed = subprocess.Popen([sys.executable, "-c", SLOW, *arguments], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    killed = subprocess.Popen([sys.executable, "-c", SLOW, part, *arguments], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
     while len(list(tmp_path.glob(f".s.packing/**/{part}/*.tar"))) < 1:
         assert killed.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
     killed.send_signal(number)
-    assert killed.wait(60) == -number
+    assert killed.wait(200) == -number
     assert tree(out) == before
     finished = {path.relative_to(tmp_path): path.stat().st_mtime_ns for path in tmp_path.glob(".s.packing/**/*.tar")}
     assert finished

@@ -204,7 +204,7 @@ def test_the_error_of_one_thread_cancels_the_retries_of_all(site, monkeypatch):
     start = time.monotonic()
     with pytest.raises(UserError, match="no such shard"):
         retry.map_in_threads(request, range(3, -1, -1))
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 90
     assert retry.map_in_threads(lambda number: number, range(3)) == [0, 1, 2]
 
 

@@ -26,7 +26,7 @@ from snclr.data.transforms.views import (
     normalize,
 )
 from snclr.errors import UserError
-from snclr.runtime import threads
+from snclr.runtime import device as threads
 
 NOTHING = ViewSettings(crop_min=1.0, flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)
 

@@ -1,4 +1,4 @@
-"""The command line with a fault on one rank; run by torchrun or `tests.distributed.ranks.run`.
+"""The command line with a fault on one rank; run by torchrun or `tests.distributed.launcher.run`.
 
 usage: fault_worker.py slow SECONDS ARGUMENTS …      rank 0 is slow to open the dataset
        fault_worker.py stuck STEP ARGUMENTS …        rank 1 never gets the batch of that step
@@ -23,19 +23,19 @@ from snclr.data.loader import ViewLoader
 from snclr.distributed import launch
 from snclr.errors import UserError
 from snclr.evaluation import session
-from snclr.train import pretrain, trainer
+from snclr.train import build, trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
 def open_slowly(seconds: float) -> None:
-    inner = pretrain.open_dataset
+    inner = build.open_dataset
 
     def open_dataset(*args, **kwargs):
         time.sleep(seconds)
         return inner(*args, **kwargs)
 
-    pretrain.open_dataset = open_dataset
+    build.open_dataset = open_dataset
 
 
 def stick_at(step: int) -> None:
@@ -44,7 +44,7 @@ def stick_at(step: int) -> None:
     def batches(self, *args):
         for batch in inner(self, *args):
             if batch.step == step:
-                time.sleep(600)
+                hang()
             yield batch
 
     ViewLoader.batches = batches
@@ -61,12 +61,10 @@ def die_saving(checkpoint: int) -> None:
     trainer.save_checkpoint = save_checkpoint
 
 
-def hang_in_evaluation() -> None:
-    def hang(*args, **kwargs):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(600)
-
-    session.extract_features = hang
+def hang(*args, **kwargs) -> None:
+    """Sleep until the launcher sends SIGTERM to the other ranks of a failed one."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(600)
 
 
 def kill_agent() -> None:
@@ -114,7 +112,7 @@ if __name__ == "__main__":
     if what == "hang":
         launch.launch.__kwdefaults__["timeout"] = float(value)
         if RANK == 1:
-            hang_in_evaluation()
+            session.extract_features = hang
     if what == "agent":
         kill_agent()
     if what in ("unreadable", "waiting") and RANK == 1:

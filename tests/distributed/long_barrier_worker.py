@@ -1,7 +1,6 @@
 """Run on several ranks with a timeout of 3 s: one rank is late for a long barrier, dies or hangs; rank 0 prints."""
 
 import os
-import signal
 import sys
 import time
 from datetime import timedelta
@@ -13,9 +12,12 @@ from snclr.distributed.collectives import create_long_group, destroy_process_gro
 from snclr.errors import UserError
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+    dist.init_process_group("gloo")
     create_long_group()
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3))  # not before: ranks may start at different times
     rank, last = dist.get_rank(), dist.get_world_size() - 1
+    store = dist.distributed_c10d._get_default_store()
     began = time.monotonic()
     try:
         with name_missing_ranks():
@@ -30,9 +32,9 @@ if __name__ == "__main__":
                     long_barrier()
                 case "stopped":  # a rank that does not reach an ordinary collective
                     if rank == int(sys.argv[2]):
-                        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                        time.sleep(60)
-                        os._exit(1)
+                        while store.add("printed", 0) < last:  # hang until the other ranks have reported it
+                            time.sleep(0.1)
+                        os._exit(0)
                     dist.all_reduce(torch.ones(1))
                 case "bug":  # an error of one rank alone is not blamed on the others
                     if rank == last:
@@ -43,4 +45,5 @@ if __name__ == "__main__":
         print(f"rank {rank}: {error}", flush=True)
     except RuntimeError as error:
         print(f"rank {rank} raised {error}", flush=True)
+    store.add("printed", 1)
     destroy_process_groups()

@@ -2,12 +2,11 @@
 
 usage: signal_worker.py STEP self|main SIGNAL NOTES ARGUMENTS OF SNCLR ...
 
-NOTES is a file for the second process's id and the time of the signal.
+NOTES is a file for the process id of the second process.
 """
 
 import os
 import sys
-import time
 from pathlib import Path
 
 from snclr.cli.main import main
@@ -20,7 +19,7 @@ def signal_after(step, whom, number, notes):
     def training_step(t, batch):
         result = inner(t, batch)
         if batch.step + 1 == step and os.environ.get("LOCAL_RANK") == "1":
-            notes.write_text(f"{os.getpid()} {time.time()}")
+            notes.write_text(str(os.getpid()))
             os.kill(os.getpid() if whom == "self" else os.getppid(), number)
         return result
 

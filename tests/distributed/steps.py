@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tests.distributed.ranks import run
-from tests.reliability.harness import Workshop
+from tests.distributed.launcher import run
+from tests.reliability.harness import Sandbox
 
 WORKER = str(Path(__file__).parent / "step_worker.py")
 Played = dict[str, Any]
@@ -47,10 +47,10 @@ def assert_same_weights(one: Played, other: Played, tolerance: float) -> None:
             assert torch.equal(other["state"][key], value), key
 
 
-def two_hundred_steps(shop: Workshop, seed: int) -> None:
+def two_hundred_steps(sandbox: Sandbox, seed: int) -> None:
     """Promise 6: 200 steps of a ResNet in double precision on 2 processes (even seeds) or 4, and on one."""
     name = "64:200:sgd:resnet10-tiny:16:16"
-    folder = shop.place("steps")
+    folder = sandbox.new_path("steps")
     folder.mkdir()
     one, several = (play(folder, processes, name, timeout=1200)[name] for processes in (1, (2, 4)[seed % 2]))
     assert_same_weights(one, several, 1e-8)

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.distributed import fault_worker
-from tests.distributed.ranks import run as start
-from tests.distributed.ranks import snclr
+from tests.distributed.launcher import run as start
+from tests.distributed.launcher import snclr
 from tests.helpers import tiny_coco
 
 FLAGS = (

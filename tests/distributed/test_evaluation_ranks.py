@@ -15,8 +15,8 @@ import pytest
 from snclr.evaluation.results import read_results
 from snclr.evaluation.session import data_of
 from tests.distributed import evaluation_worker, fault_worker
-from tests.distributed.ranks import run as start
-from tests.distributed.ranks import torchrun
+from tests.distributed.launcher import run as start
+from tests.distributed.launcher import torchrun
 from tests.helpers import tiny_run
 
 

@@ -1,15 +1,12 @@
-"""Two hosts with a cable between them: they train as one, a cut cable ends the job and names who is missing, and the
-same command goes on afterward, bit for bit."""
+"""Two hosts and a link between them: a cut link ends the job and names the missing rank, and a restart continues."""
 
 import sys
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from snclr import pretrain
-from tests.distributed.hosts import HANG_SECONDS, SETTINGS, Hosts, Job, cut_and_restart, end_of, why_not
+from tests.distributed.two_hosts import HANG_SECONDS, Hosts, cut_and_restart, reference_run, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * HANG_SECONDS)]
 
@@ -35,25 +32,10 @@ def photos(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def undisturbed(hosts, photos, tmp_path_factory):
-    job = Job(hosts, photos, tmp_path_factory.mktemp("undisturbed") / "run")
-    assert job.wait() == [0, 0], job.said
-    return job.out
-
-
-def test_two_hosts_train_as_one_process_does(photos, undisturbed, tmp_path):
-    pretrain(**SETTINGS, data=str(photos), out=str(tmp_path / "alone"), quiet=True)
-    expected, found = end_of(tmp_path / "alone"), end_of(undisturbed)
-    assert found.step == expected.step == 40
-    for name in ("ids", "births", "_extra_state"):
-        key = f"method/criterion.queue.{name}"
-        assert torch.equal(found.tensors[key], expected.tensors[key]), name
-    assert (undisturbed / "encoder.safetensors").exists()
-
-
-def test_a_cut_cable_ends_the_job_and_a_restart_is_bit_identical(hosts, photos, undisturbed, tmp_path):
-    cut_and_restart(hosts, photos, tmp_path / "run", 9, undisturbed)
+def test_a_cut_link_ends_the_job_and_a_restart_is_bit_identical(hosts, photos, tmp_path):
+    """The reference ran on two ranks of one host, so this also shows that two hosts train like one."""
+    reference = reference_run(photos, tmp_path / "reference")
+    cut_and_restart(hosts, photos, tmp_path / "run", 9, reference)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")

@@ -158,16 +158,8 @@ def test_a_missing_address_error_shows_torchrun_and_the_variables(monkeypatch, g
     with pytest.raises(UserError) as caught:
         resolve_environment("cpu", "4", 2)
     text = str(caught.value)
-    assert "NODE_RANK not set" in text
-    assert "torchrun --nnodes 2 --nproc-per-node 4" in text
+    assert "NODE_RANK" in text.partition("not set: ")[2].partition(". Put torchrun")[0]
     assert "MASTER_ADDR=FIRST-NODE MASTER_PORT=29500 NODE_RANK=0 snclr ... --devices 4 --nodes 2" in text
-    assert "srun" not in text
-
-
-def test_a_missing_address_error_suggests_srun_in_a_slurm_job(monkeypatch):
-    set_env(monkeypatch, BATCH)
-    with pytest.raises(UserError, match="put srun before the command"):
-        resolve_environment("cpu", "1", 2)
 
 
 def test_variables_give_the_address_of_several_nodes(monkeypatch):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.distributed.launcher import run
 from tests.distributed.method_worker import CASES, STEPS, play
-from tests.distributed.ranks import run
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.ranks import run
+from tests.distributed.launcher import run
 from tests.reliability import harness
 
 WORKER = str(Path(__file__).parent / "fault_worker.py")

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed.ranks import run
-from tests.distributed.sync_cases import CASES, build
+from tests.distributed.batch_norm_cases import CASES, build
+from tests.distributed.launcher import run
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("norm") / "found.pt"
-    done = run(request.param, "-m", "tests.distributed.sync_worker", str(out), cwd=Path(__file__).parents[2])
+    done = run(request.param, "-m", "tests.distributed.batch_norm_worker", str(out), cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(out, weights_only=True)
 

@@ -1,4 +1,4 @@
-"""One workshop for all the trials: its zygote loads torch once."""
+"""One sandbox for all trials of a test process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.reliability.harness import Workshop
+from tests.reliability.harness import Sandbox
 
 
 @pytest.fixture(scope="session")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    shop = Workshop(tmp_path_factory.mktemp("faults") / "work")
-    yield shop
-    shop.close()
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    sandbox = Sandbox(tmp_path_factory.mktemp("faults") / "work")
+    yield sandbox
+    sandbox.close()

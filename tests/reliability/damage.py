@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from snclr.checkpoint import format as module
 from snclr.checkpoint.format import DamagedCheckpoint, UnknownSchema, latest_checkpoint, load_checkpoint
 from tests.helpers.state_digest import digest
-from tests.reliability.harness import STEPS, Workshop, assert_same_end, last_step
+from tests.reliability.harness import STEPS, Sandbox, assert_same_result, last_step
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_RUNS = sorted(GOLDEN.glob("schema-*.zip"))
@@ -24,10 +24,10 @@ RESUME_EVERY = 20
 """Every so many trials the damaged run is resumed; the other trials only load the newest checkpoint."""
 
 
-def damaged(shop: Workshop, seed: int) -> None:
+def damaged(sandbox: Sandbox, seed: int) -> None:
     """Damage a file of the newest checkpoint: the previous one is used, with a warning."""
     chance = random.Random(seed)
-    out = shop.interrupted()
+    out = sandbox.killed_run()
     good = sorted((out / "checkpoints").glob("step-*"))
     victim = chance.choice(sorted(good[-1].iterdir()))
     how = damage(victim, chance)
@@ -42,9 +42,9 @@ def damaged(shop: Workshop, seed: int) -> None:
     with pytest.raises(DamagedCheckpoint):
         load_checkpoint(good[-1])
     if seed % RESUME_EVERY == 0:
-        printed = shop.pretrain(out, "--resume", "--keep-checkpoints=3").ends_with(0)
+        printed = sandbox.pretrain(out, "--resume", "--keep-checkpoints=3").expect_exit(0)
         assert f"warning: the checkpoint {good[-1]} is damaged" in printed, printed
-        assert_same_end(out, shop.undisturbed())
+        assert_same_result(out, sandbox.reference_run())
     shutil.rmtree(out)
 
 
@@ -77,9 +77,9 @@ def damage(path: Path, chance: random.Random) -> str:
     return f"{path.name}: {kind} at {offset}"
 
 
-def golden(shop: Workshop, seed: int) -> None:
+def golden(sandbox: Sandbox, seed: int) -> None:
     """Open a golden run; it has the expected tensors and is resumed (even seeds) or evaluated."""
-    out = shop.place("golden")
+    out = sandbox.new_path("golden")
     shutil.unpack_archive(GOLDEN_RUNS[seed // 2 % len(GOLDEN_RUNS)], out)
     expected = json.loads((out / "expected.json").read_text())
     (out / "expected.json").unlink()
@@ -88,24 +88,24 @@ def golden(shop: Workshop, seed: int) -> None:
     assert found.step == expected["step"]
     assert digest(found.tensors, found.step) == expected["digest"]
     if seed % 2 == 0:
-        command = ("pretrain", "--resume", f"--out={out}", f"--data={shop.images}")
-        printed = shop.snclr(*command, out=out).ends_with(0)
+        command = ("pretrain", "--resume", f"--out={out}", f"--data={sandbox.images}")
+        printed = sandbox.snclr(*command, out=out).expect_exit(0)
         assert f"resuming after step {found.step}" in printed, printed
         assert last_step(out) == STEPS
-        shop.snclr("knn", out, "--k=5", "--device=cpu").ends_with(0)
+        sandbox.snclr("knn", out, "--k=5", "--device=cpu").expect_exit(0)
     else:
-        image, figure = next(shop.images.rglob("0.png")), out / "neighbors.png"
+        image, figure = next(sandbox.images.rglob("0.png")), out / "neighbors.png"
         command = ("neighbors", str(out), str(image), "--candidates=queue", "--device=cpu", f"--out={figure}")
-        shop.snclr(*command).ends_with(0)
+        sandbox.snclr(*command).expect_exit(0)
         rows = json.loads(figure.with_suffix(".json").read_text())["rows"]
         queued = set(found.tensors["method/criterion.queue.ids"].tolist())
         assert {entry["index"] for row in rows for entry in row["neighbors"]} <= queued, rows
     shutil.rmtree(out)
 
 
-def unknown_schema(shop: Workshop, seed: int) -> None:
+def unknown_schema(sandbox: Sandbox, seed: int) -> None:
     """Refuse a checkpoint or an encoder file of an unknown schema, and write nothing."""
-    out = shop.interrupted()
+    out = sandbox.killed_run()
     newest = sorted((out / "checkpoints").glob("step-*"))[-1]
     manifest = json.loads((newest / module.MANIFEST).read_bytes())
     del manifest["manifest_sha256"]
@@ -114,18 +114,18 @@ def unknown_schema(shop: Workshop, seed: int) -> None:
     with pytest.raises(UnknownSchema):
         load_checkpoint(newest)
     refusal = f"has schema {schema}, but this version of snclr reads {module.SCHEMA}"
-    _refused(shop, out, refusal, "pretrain", "--resume", f"--out={out}")
-    _refused(shop, out, refusal, "neighbors", str(out), "--device=cpu")
+    _refused(sandbox, out, refusal, "pretrain", "--resume", f"--out={out}")
+    _refused(sandbox, out, refusal, "neighbors", str(out), "--device=cpu")
     shutil.rmtree(out)
-    run = shutil.copytree(shop.undisturbed(), shop.place("copy"))
+    run = shutil.copytree(sandbox.reference_run(), sandbox.new_path("copy"))
     _rewrite_description(run, schema)
-    _refused(shop, run, f"has schema {schema}, but this version of snclr reads", "knn", str(run), "--device=cpu")
+    _refused(sandbox, run, f"has schema {schema}, but this version of snclr reads", "knn", str(run), "--device=cpu")
     shutil.rmtree(run)
 
 
-def _refused(shop: Workshop, run: Path, refusal: str, *command: str) -> None:
+def _refused(sandbox: Sandbox, run: Path, refusal: str, *command: str) -> None:
     before = _contents(run)
-    printed = shop.snclr(*command).ends_with(2)
+    printed = sandbox.snclr(*command).expect_exit(2)
     assert refusal in printed, printed
     assert "Traceback" not in printed, printed
     assert _contents(run) == before, command
@@ -140,17 +140,17 @@ def _rewrite_description(run: Path, schema: int) -> None:
     save_file(load_file(weights), weights, {"snclr": json.dumps(config["snclr"])})
 
 
-def write_golden(shop: Workshop) -> Path:
+def write_golden(sandbox: Sandbox) -> Path:
     """Write the golden run of the current schema, a tiny run that was killed. Call it once per schema."""
     archive = GOLDEN / f"schema-{module.SCHEMA}.zip"
     assert not archive.exists(), f"{archive} exists: a golden run is never written again"
-    out, folder = shop.place("golden"), shop.place("golden")
+    out, folder = sandbox.new_path("golden"), sandbox.new_path("golden")
     fault = {"name": "kill_at", "point": "before fsync", "nth": 3}
-    shop.pretrain(out, "--hidden=8", "--dim=4", "--queue-length=16", "--optimizer=sgd", faults=[fault]).wait()
+    sandbox.pretrain(out, "--hidden=8", "--dim=4", "--queue-length=16", "--optimizer=sgd", faults=[fault]).wait()
     found = latest_checkpoint(out / "checkpoints", warn=_fail)
     assert found is not None
     folder.mkdir()
-    config = (out / "config.yaml").read_text().replace(str(shop.images), "images").replace(str(out), "run")
+    config = (out / "config.yaml").read_text().replace(str(sandbox.images), "images").replace(str(out), "run")
     (folder / "config.yaml").write_text(config)
     shutil.copy(out / "metrics.jsonl", folder)
     tensors = {name: _patterned(name, value) for name, value in found.tensors.items()}

@@ -15,59 +15,59 @@ import pytest
 from tests.reliability.harness import (
     CHECKPOINT_EVERY,
     STEPS,
-    Workshop,
-    assert_lost_little,
-    assert_same_end,
+    Sandbox,
+    assert_one_interval_lost_at_most,
+    assert_same_result,
     last_step,
-    newest,
+    newest_checkpoint,
 )
 
 SHARES = (0.02, 0.21, 0.43, 0.68, 0.97)
-"""When the disk fills up, as a share of the bytes that the undisturbed run writes."""
+"""When the disk fills up, as a share of the bytes that the reference run writes."""
 SAVED = 0.43
 """From this share on, a checkpoint has been saved before the disk is full."""
 _MESSAGE = re.compile(r"no space to write (\S+) \(.*\): ([\d,]+) bytes needed, ([\d,]+) free on that disk")
 
 
-def failing_writer(shop: Workshop, seed: int) -> None:
+def failing_writer(sandbox: Sandbox, seed: int) -> None:
     """Let every write into the run directory fail after n bytes."""
-    undisturbed, out = shop.undisturbed(), shop.place()
+    reference, out = sandbox.reference_run(), sandbox.new_path()
     share = SHARES[seed % len(SHARES)]
-    after = int(_written(undisturbed) * share) + 37 * (seed // len(SHARES))
+    after = int(_written(reference) * share) + 37 * (seed // len(SHARES))
     fault = {"name": "full_disk", "folder": str(out), "after_bytes": after}
-    _fill_and_resume(shop, out, [fault], undisturbed, saved=share >= SAVED)
+    _fill_and_resume(sandbox, out, [fault], reference, saved=share >= SAVED)
 
 
-def small_tmpfs(shop: Workshop, seed: int) -> None:
+def small_tmpfs(sandbox: Sandbox, seed: int) -> None:
     """Fill a small file system that holds the run directory, then free it."""
-    undisturbed = shop.undisturbed()
+    reference = sandbox.reference_run()
     share = SHARES[seed % len(SHARES)]
-    with mounted(4 * _on_disk(undisturbed)) as disk:
+    with mounted(4 * _on_disk(reference)) as disk:
         filler = disk / "filler"
         with open(filler, "wb") as file:
             free = shutil.disk_usage(disk).free
-            file.write(b"\0" * max(0, free - int(_on_disk(undisturbed) * share)))
-        _fill_and_resume(shop, disk / "run", [], undisturbed, filler, saved=share >= SAVED)
+            file.write(b"\0" * max(0, free - int(_on_disk(reference) * share)))
+        _fill_and_resume(sandbox, disk / "run", [], reference, filler, saved=share >= SAVED)
 
 
 def _fill_and_resume(
-    shop: Workshop, out: Path, faults: list[dict[str, object]], undisturbed: Path, filler: Path | None = None,
+    sandbox: Sandbox, out: Path, faults: list[dict[str, object]], reference: Path, filler: Path | None = None,
     *, saved: bool,
 ) -> None:  # fmt: skip
-    run = shop.pretrain(out, "--resume", faults=faults)
-    printed = run.ends_with(2)
+    run = sandbox.pretrain(out, "--resume", faults=faults)
+    printed = run.expect_exit(2)
     message = _MESSAGE.search(printed)
     assert message, f"no path and bytes in the message:\n{printed}"
     assert Path(message[1]).is_relative_to(out), message[0]
     assert "Traceback" not in printed, printed
-    assert_lost_little(out)
+    assert_one_interval_lost_at_most(out)
     assert last_step(out) > CHECKPOINT_EVERY or not saved, "no checkpoint was saved before the disk was full"
     if filler is not None:
         filler.unlink()
-    kept = newest(out)
-    again = shop.pretrain(out, "--resume").ends_with(0)
+    kept = newest_checkpoint(out)
+    again = sandbox.pretrain(out, "--resume").expect_exit(0)
     assert kept is None or f"resuming after step {kept.step} of {STEPS}" in again, again
-    assert_same_end(out, undisturbed)
+    assert_same_result(out, reference)
     shutil.rmtree(out)
 
 

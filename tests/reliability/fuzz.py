@@ -37,7 +37,7 @@ from snclr.errors import UserError
 from snclr.models.encoders import EncoderSpec, resolve_encoder
 from snclr.train.metrics import read_metrics
 from snclr.train.saved_run import config_for_resume
-from tests.reliability.harness import SETTINGS, Workshop
+from tests.reliability.harness import SETTINGS, Sandbox
 from tests.reliability.payloads import _resign
 
 MAX_SECONDS = 5.0
@@ -60,11 +60,11 @@ _NESTED_ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 
 
-def fuzz(shop: Workshop, seed: int) -> None:
+def fuzz(sandbox: Sandbox, seed: int) -> None:
     """Open `MUTATIONS` mutated files of one kind."""
     kind = list(CASES)[seed % len(CASES)]
     chance = random.Random(seed)
-    work = shop.root / f"fuzz-{kind}"
+    work = sandbox.root / f"fuzz-{kind}"
     if not work.exists():
         work.mkdir()
         _prepare(work)
@@ -77,7 +77,7 @@ def fuzz(shop: Workshop, seed: int) -> None:
             if not str(error):
                 raise AssertionError(f"{case}: an error without a message") from error
         except Exception as error:
-            keep = shop.root.parent / f"failed-{kind}-{seed}-{number}"
+            keep = sandbox.root.parent / f"failed-{kind}-{seed}-{number}"
             shutil.copytree(work, keep, dirs_exist_ok=True)
             raise AssertionError(f"{case}: {type(error).__name__}: {str(error)[:300]}") from error
         took = time.process_time() - worked  # CPU time, because the machine may be busy
@@ -136,7 +136,6 @@ def _mutated_json(value: Any, chance: random.Random) -> bytes:
 def _prepare(work: Path) -> None:
     tensors = {"method/w": torch.arange(6.0).reshape(2, 3), "method/n": torch.tensor(3), "optimizer/0/m": torch.ones(4)}
     info = {
-        "optimizer": {"0/step": 3},
         "precision": {},
         "data": "x",
         "skipped": [{"index": 1, "key": "a", "reason": "b"}],

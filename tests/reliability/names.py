@@ -13,27 +13,27 @@ from PIL import Image
 
 from tests.helpers.chromium import find_chromium, open_tab
 from tests.helpers.visit import hostile, requests, use
-from tests.reliability.harness import SETTINGS, Workshop
+from tests.reliability.harness import SETTINGS, Sandbox
 
 _ADDRESS = "http://127.0.0.1:9"  # nobody listens there, and nobody may ask
 _PIECES = "<>\"'`&;:=(){}[]$%#!\\\n\t\x1b\u202e\u2028é猫 "
 
 
-def hostile_names(shop: Workshop, seed: int) -> None:
+def hostile_names(sandbox: Sandbox, seed: int) -> None:
     """A run on images of such names, in folders of such names, under such a name; its page in a real browser."""
     if find_chromium() is None:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
     random_ = random.Random(seed)
     names = hostile(_ADDRESS)
     random_.shuffle(names)
-    images = _write(shop.place(f"data{_one_part(names[0])}"), names, random_)
-    out = shop.place("named") / _one_part(names[1])
+    images = _write(sandbox.new_path(f"data{_one_part(names[0])}"), names, random_)
+    out = sandbox.new_path("named") / _one_part(names[1])
     settings: dict[str, Any] = {**SETTINGS, "epochs": 1, "warmup-epochs": 0}
-    shop.snclr("pretrain", f"--data={images}", f"--out={out}", *(f"--{k}={v}" for k, v in settings.items())).ends_with(
-        0
-    )
-    shop.snclr("knn", out).ends_with(0)  # the page shows results with their data
-    shop.snclr("report", out).ends_with(0)
+    sandbox.snclr(
+        "pretrain", f"--data={images}", f"--out={out}", *(f"--{k}={v}" for k, v in settings.items())
+    ).expect_exit(0)
+    sandbox.snclr("knn", out).expect_exit(0)  # the page shows results with their data
+    sandbox.snclr("report", out).expect_exit(0)
     with tempfile.TemporaryDirectory() as profile, open_tab(Path(profile)) as tab:
         tab.open((out / "report.html").as_uri())
         use(tab)

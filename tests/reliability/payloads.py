@@ -32,10 +32,10 @@ from safetensors.torch import save_file
 
 from snclr.checkpoint import format as module
 from snclr.data.shards.manifest import SCHEMA as SHARDS_SCHEMA
-from tests.reliability.harness import SETTINGS, Workshop
+from tests.reliability.harness import SETTINGS, Sandbox
 
-Maker = Callable[[Workshop, Path, Path], list[str]]
-"""(shop, temporary folder, canary) → the arguments of the command that opens the malicious file."""
+Maker = Callable[[Sandbox, Path, Path], list[str]]
+"""(sandbox, temporary folder, canary) → the arguments of the command that opens the malicious file."""
 UnsafeOpen = Callable[[Path, Path], object]
 """(folder, canary): opens the file in an unsafe way, which creates the canary."""
 
@@ -60,13 +60,13 @@ class MaliciousPickle:
         return os.mkdir, (str(self.canary),)
 
 
-def payload(shop: Workshop, seed: int) -> None:
+def payload(sandbox: Sandbox, seed: int) -> None:
     """Open one malicious file with a command of snclr: it is refused or harmless, and its code is not run."""
     name, case = list(PAYLOADS.items())[seed % len(PAYLOADS)]
-    folder = shop.place("payload")
+    folder = sandbox.new_path("payload")
     folder.mkdir()
     canary = folder / "canary"
-    command = shop.snclr(*case.make(shop, folder, canary), faults=[{"name": "tools_first", "path": str(folder)}])
+    command = sandbox.snclr(*case.make(sandbox, folder, canary), faults=[{"name": "tools_first", "path": str(folder)}])
     code = command.wait()
     assert not canary.exists(), f"{name}: its code was run"
     assert code == case.code, f"{name}: exit code {code}\n{command.output}"
@@ -165,18 +165,18 @@ def _unpickle_member(name: str) -> UnsafeOpen:
 # -------------------- weights for --init-from
 
 
-def _init_from(shop: Workshop, folder: Path, weights: Path) -> list[str]:
+def _init_from(sandbox: Sandbox, folder: Path, weights: Path) -> list[str]:
     settings = [f"--{name}={value}" for name, value in {**SETTINGS, "epochs": 2}.items()]
     return [
-        *("pretrain", f"--data={shop.images}", f"--out={folder / 'out'}", "--workers=0", f"--init-from={weights}"),
+        *("pretrain", f"--data={sandbox.images}", f"--out={folder / 'out'}", "--workers=0", f"--init-from={weights}"),
         *settings,
     ]
 
 
 def _pickled(write: Callable[[Any, Path], None], name: str, wrap: Callable[[Any], Any] = lambda value: value) -> Maker:
-    def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+    def make(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
         write(wrap(MaliciousPickle(canary)), folder / name)
-        return _init_from(shop, folder, folder / name)
+        return _init_from(sandbox, folder, folder / name)
 
     return make
 
@@ -209,26 +209,26 @@ class _Program(torch.nn.Module):
         self.mapped = torch.from_file(self.path, True, 1)  # assigned, because unused results are optimized away
 
 
-def _script(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+def _script(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
     """Write a TorchScript archive, which is a program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated
         torch.jit.save(torch.jit.script(_Program(str(canary))), str(folder / "w.pt"))
-    return _init_from(shop, folder, folder / "w.pt")
+    return _init_from(sandbox, folder, folder / "w.pt")
 
 
-def _described(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+def _described(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
     """Write a safetensors file whose description contains code instead of an encoder."""
     described = {"encoder": {"heads": f"__import__('os').mkdir({str(canary)!r})", "name": "os.mkdir"}}
     save_file({"conv1.weight": torch.ones(1)}, folder / "w.safetensors", {"snclr": json.dumps(described)})
-    return _init_from(shop, folder, folder / "w.safetensors")
+    return _init_from(sandbox, folder, folder / "w.safetensors")
 
 
 # -------------------- run directories
 
 
-def _run(shop: Workshop, folder: Path) -> Path:
-    return shutil.copytree(shop.undisturbed(), folder / "run")
+def _run(sandbox: Sandbox, folder: Path) -> Path:
+    return shutil.copytree(sandbox.reference_run(), folder / "run")
 
 
 def _resume(run: Path) -> list[str]:
@@ -236,8 +236,8 @@ def _resume(run: Path) -> list[str]:
 
 
 def _config(text: str) -> Maker:
-    def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
-        run = _run(shop, folder)
+    def make(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
+        run = _run(sandbox, folder)
         (run / "config.yaml").write_text(
             (run / "config.yaml").read_text() + text.replace("CANARY", json.dumps(str(canary)))
         )
@@ -257,8 +257,8 @@ def _resign(checkpoint: Path) -> None:
 
 
 def _checkpoint(name: str, content: Callable[[Path], bytes]) -> Maker:
-    def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
-        run = _run(shop, folder)
+    def make(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
+        run = _run(sandbox, folder)
         for checkpoint in (run / "checkpoints").glob("step-*"):
             (checkpoint / name).write_bytes(content(canary))
             _resign(checkpoint)
@@ -270,8 +270,8 @@ def _checkpoint(name: str, content: Callable[[Path], bytes]) -> Maker:
 def _encoder_config(**changes: Any) -> Maker:
     """Change the description of the encoder, in config.json and in the weights file."""
 
-    def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
-        run = _run(shop, folder)
+    def make(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
+        run = _run(sandbox, folder)
         hub = folder / "hub"
         hub.mkdir()
         torch.save({"x": MaliciousPickle(canary)}, hub / "pytorch_model.bin")
@@ -285,38 +285,38 @@ def _encoder_config(**changes: Any) -> Maker:
         with safe_open(weights, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         save_file(tensors, weights, {"snclr": json.dumps(content["snclr"])})
-        return ["knn", str(run), "--data", str(shop.images), "--device=cpu"]
+        return ["knn", str(run), "--data", str(sandbox.images), "--device=cpu"]
 
     return make
 
 
-def _embeddings(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+def _embeddings(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
     """Write a .npy file of Python objects."""
     np.save(folder / "f.npy", np.array([MaliciousPickle(canary)], dtype=object), allow_pickle=True)
     (folder / "f.keys.json").write_text('{"keys": ["a"], "labels": null, "metadata": {}}')
-    image = next(shop.images.rglob("0.png"))
-    return ["search", str(shop.undisturbed()), str(image), "--embeddings", str(folder / "f.npy"), "--device=cpu"]
+    image = next(sandbox.images.rglob("0.png"))
+    return ["search", str(sandbox.reference_run()), str(image), "--embeddings", str(folder / "f.npy"), "--device=cpu"]
 
 
 # -------------------- data
 
 
 def _data(spec: str) -> Maker:
-    def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+    def make(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
         settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
         return ["pretrain", f"--data={spec.replace('CANARY', str(canary))}", f"--out={folder / 'out'}", *settings]
 
     return make
 
 
-def _list(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+def _list(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
     (folder / "list.txt").write_text(f"$(mkdir {canary})\n`mkdir {canary}`\n| mkdir {canary}\n")
-    return _data(str(folder / "list.txt"))(shop, folder, canary)
+    return _data(str(folder / "list.txt"))(sandbox, folder, canary)
 
 
-def _postscript(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+def _postscript(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
     """Write EPS with the suffix of an image, and a fake Ghostscript that creates the canary (see `tools_first`)."""
-    images = shutil.copytree(shop.images, folder / "images")
+    images = shutil.copytree(sandbox.images, folder / "images")
     (images / "class0" / "page.jpg").write_bytes(
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
     )
@@ -327,7 +327,7 @@ def _postscript(shop: Workshop, folder: Path, canary: Path) -> list[str]:
     return ["pretrain", f"--data={images}", f"--out={folder / 'out'}", "--workers=0", *settings]
 
 
-def _tar(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+def _tar(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
     """Write a shard of valid images and of members with paths outside it, links, a pipe and pickles."""
     with tarfile.open(folder / "shard.tar", "w") as tar:
         for i in range(64):
@@ -359,12 +359,12 @@ def _member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 def _manifest(name: str) -> Maker:
     """Write an otherwise valid manifest whose shard is a program or a file in another folder."""
 
-    def make(shop: Workshop, folder: Path, canary: Path) -> list[str]:
+    def make(sandbox: Sandbox, folder: Path, canary: Path) -> list[str]:
         shard = {"name": name.replace("CANARY", str(canary)), "bytes": 1024, "sha256": "0" * 64, "images": 64}
         index = {"name": "index.safetensors", "bytes": 8, "sha256": "0" * 64}
         content = {"schema": SHARDS_SCHEMA, "images": 64, "classes": None, "seed": None, "index": index}
         (folder / "shards.json").write_text(json.dumps({**content, "shards": [shard]}))
-        return _data(str(folder / "shards.json"))(shop, folder, canary)
+        return _data(str(folder / "shards.json"))(sandbox, folder, canary)
 
     return make
 

@@ -1,6 +1,6 @@
 """The promises of docs/reliability.md: each with its trial, and how often it is tried in `make test` and `make soak`.
 
-A trial is a function (workshop, seed) that raises where the promise is broken. Tests and soak run the same ones.
+A trial is a function (sandbox, seed) that raises where the promise is broken. Tests and soak run the same ones.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.distributed import hosts, steps
+from tests.distributed import steps, two_hosts
 from tests.reliability import damage, disks, fuzz, kills, names, payloads, ranks, stops, unusual_images
-from tests.reliability.harness import Workshop
+from tests.reliability.harness import Sandbox
 
-Trial = Callable[[Workshop, int], None]
+Trial = Callable[[Sandbox, int], None]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Promise:
     """How many things one trial tries, where it is more than one."""
 
     @property
-    def several(self) -> bool:
+    def multi_rank(self) -> bool:
         """Whether a trial starts several processes that train together."""
-        return self.trial.__module__ in (ranks.__name__, hosts.__name__, steps.__name__)
+        return self.trial.__module__ in (ranks.__name__, two_hosts.__name__, steps.__name__)
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ PROMISES = (
         "200 steps in double precision on 2 and 4 ranks: weights equal those of one rank to 1e-8",
         steps.two_hundred_steps,
         2,
-        (),  # takes minutes; test_one_result.py has the same of a ViT
+        (),  # takes minutes; test_world_size.py has 60 steps of a ViT
     ),
     Promise("7", "full disk (writes fail after n bytes)", disks.failing_writer, 10, (1, 3)),
     Promise("7", "full disk (a tmpfs of a few hundred kilobytes)", disks.small_tmpfs, 5, (2,)),
@@ -102,7 +102,7 @@ PROMISES = (
     Promise(
         "12",
         "the link between two hosts is cut: both exit in time and name the other; a restart gives the same result",
-        hosts.cable_cut,
+        two_hosts.link_cut,
         8,
         (),  # test_hosts.py has one
     ),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,16 +14,9 @@ import pytest
 import snclr
 from snclr.evaluation.results import read_results
 from tests.helpers import tiny_run
+from tests.reliability.harness import Sandbox
 
 SETTINGS: dict[str, Any] = {"protocol": "paper", "epochs": 150, "batch_size": 12, "lr": 3.0, "device": "cpu"}
-# Save after every step instead of every two minutes.
-PROGRAM = """
-import sys
-import snclr.train.trainer as trainer
-from snclr.cli.main import main
-trainer.SAVE_SECONDS = 0.0
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -36,43 +26,35 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    run = shutil.copytree(trained, tmp_path_factory.mktemp("undisturbed") / "run")
+def reference(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    run = shutil.copytree(trained, tmp_path_factory.mktemp("reference") / "run")
     return snclr.linear(run, **SETTINGS, quiet=True).to_dict()
 
 
-def stop_in_the_middle(run: Path, number: signal.Signals) -> tuple[int, str]:
-    """Start the probe, send the signal after a few saved steps; return its exit code and stderr."""
+def stop_in_the_middle(sandbox: Sandbox, run: Path, number: signal.Signals) -> tuple[int, str]:
+    """Start the probe, send the signal after a few saved steps; return its exit code and output."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "linear", str(run), *flags], stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-    )  # fmt: skip
-    with process:
-        try:
-            while process.poll() is None:
-                steps = [int(path.name[5:15]) for path in run.glob("evaluation/linear-paper-*/probe/step-*")]
-                if steps and max(steps) >= 5:
-                    process.send_signal(number)
-                    break
-                time.sleep(0.01)
-            _, stderr = process.communicate(timeout=600)
-        finally:
-            process.kill()  # a test that fails leaves nothing running
-    return process.returncode, stderr
+    command = sandbox.snclr("linear", run, *flags, faults=[{"name": "save_every_step"}])
+    while command.alive():
+        steps = [int(path.name[5:15]) for path in run.glob("evaluation/linear-paper-*/probe/step-*")]
+        if steps and max(steps) >= 5:
+            command.send(number)
+            break
+        time.sleep(0.01)
+    return command.wait(), command.output
 
 
-@pytest.mark.timeout(900)  # a busy machine may take minutes to start a process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_the_same_command_continues_with_the_same_result(
+    sandbox: Sandbox,
     trained: Path,
-    undisturbed: dict[str, Any],
+    reference: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
-    code, stderr = stop_in_the_middle(run, number)
+    code, stderr = stop_in_the_middle(sandbox, run, number)
     if number == signal.SIGKILL:
         assert code == -signal.SIGKILL
     else:
@@ -83,5 +65,5 @@ def test_the_same_command_continues_with_the_same_result(
     assert read_results(run) == []
     result = snclr.linear(run, **SETTINGS).to_dict()
     assert "resuming after step" in capsys.readouterr().err
-    assert {**result, "time": None} == {**undisturbed, "time": None}
+    assert {**result, "time": None} == {**reference, "time": None}
     assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["features"]

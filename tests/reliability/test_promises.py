@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.reliability.harness import Workshop
+from tests.reliability.harness import Sandbox
 from tests.reliability.promises import PROMISES, Promise
 
-ALONE = [promise for promise in PROMISES if not promise.several]
+ALONE = [promise for promise in PROMISES if not promise.multi_rank]
 
 
 @pytest.mark.slow
@@ -15,8 +15,8 @@ ALONE = [promise for promise in PROMISES if not promise.several]
     ("promise", "seed"),
     [pytest.param(promise, seed, id=f"{promise.name} {seed}") for promise in ALONE for seed in promise.short],
 )
-def test_promise(shop: Workshop, promise: Promise, seed: int) -> None:
-    promise.trial(shop, seed)
+def test_promise(sandbox: Sandbox, promise: Promise, seed: int) -> None:
+    promise.trial(sandbox, seed)
 
 
 def test_every_promise_is_tried() -> None:
@@ -25,4 +25,4 @@ def test_every_promise_is_tried() -> None:
     assert all(promise.full for promise in PROMISES)
     elsewhere = {promise.trial.__name__ for promise in PROMISES if not promise.short}
     # These take long, and another file has the like: `promises.py` says which.
-    assert elsewhere == {"two_hundred_steps", "cable_cut", "repeat_ranks", "resized"}
+    assert elsewhere == {"two_hundred_steps", "link_cut", "repeat_ranks", "resized"}

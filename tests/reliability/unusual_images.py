@@ -21,7 +21,7 @@ from snclr.data.loader import ViewLoader
 from snclr.data.transforms.views import VIEW_GROUPS
 from snclr.errors import UserError
 from tests.helpers.state_digest import digest
-from tests.reliability.harness import SETTINGS, Workshop, newest
+from tests.reliability.harness import SETTINGS, Sandbox, newest_checkpoint
 
 HEIGHT, WIDTH = 24, 36
 COLOR = (200, 120, 40)
@@ -137,9 +137,9 @@ def write_images(folder: Path, plain: int) -> dict[str, str]:
     return skipped
 
 
-def decoded(shop: Workshop, seed: int) -> None:
+def decoded(sandbox: Sandbox, seed: int) -> None:
     """Decode every file: a valid one to its pixels, a bad one to an error with the reason."""
-    folder = shop.place("unusual")
+    folder = sandbox.new_path("unusual")
     skipped = write_images(folder, plain=0)
     for name in good():
         image = decode(folder / "unusual" / name, min_side=(None, 16)[seed % 2])
@@ -158,9 +158,9 @@ def decoded(shop: Workshop, seed: int) -> None:
     shutil.rmtree(folder)
 
 
-def loaded(shop: Workshop, seed: int) -> None:
+def loaded(sandbox: Sandbox, seed: int) -> None:
     """The dataloader replaces exactly the bad images, identically from any start, and stops above the allowed share."""
-    folder = shop.place("unusual")
+    folder = sandbox.new_path("unusual")
     skipped = write_images(folder, plain=0)
     count = len(open_dataset(folder))
     loader = _loader(folder, seed, 1.0)
@@ -179,18 +179,18 @@ def loaded(shop: Workshop, seed: int) -> None:
     shutil.rmtree(folder)
 
 
-def trained(shop: Workshop, seed: int) -> None:
+def trained(sandbox: Sandbox, seed: int) -> None:
     """Runs with 0 and 2 workers have the same result and list the same bad images."""
-    folder = shop.place("unusual")
+    folder = sandbox.new_path("unusual")
     skipped = write_images(folder, plain=-len(good()) % 16 + 64)
     ends = []
     for workers in (0, 2):
-        out = shop.place()
+        out = sandbox.new_path()
         flags = [f"--{k}={v}" for k, v in {**SETTINGS, "epochs": 3, "seed": seed, "max-bad-share": 0.4}.items()]
-        run = shop.snclr("pretrain", f"--data={folder}", f"--out={out}", f"--workers={workers}", *flags, out=out)
-        run.ends_with(0)
+        run = sandbox.snclr("pretrain", f"--data={folder}", f"--out={out}", f"--workers={workers}", *flags, out=out)
+        run.expect_exit(0)
         listed = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
-        found = newest(out)
+        found = newest_checkpoint(out)
         assert found is not None
         ends.append((listed, digest(found.tensors, found.step)))
         shutil.rmtree(out)

@@ -367,7 +367,7 @@ SLEEPER = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 open(sys.argv[1], "w").close()
-time.sleep(60)
+time.sleep(600)
 """
 
 

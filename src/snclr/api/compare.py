@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.studies.options import StudyOptions
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def compare(
     evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
     evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
     own = {"methods": ",".join(row.label for row in rows), "tune": tune, "name": None if name == "compare" else name}
-    title = f"{data.name}: {_count(len(rows), 'row')}, {_count(len(options.seed_list), 'seed')}"
+    title = f"{data.name}: {count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
     command = command_line("compare", {**own, **options.recorded(), **settings})
     return run_study(
         Study(options, name, title, rows, settings, evaluation, data, command, grid=grid, notes=notes)
@@ -109,10 +109,6 @@ def ablate(
     name, title = name or f"ablate-{table}", f"{data.name}: {TABLES[table]}"
     command = command_line("ablate", {**own, **options.recorded(), **settings})
     return run_study(Study(options, name, title, rows, settings, evaluation, data, command, rule=rule, notes=notes))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _numbers(values: str | Sequence[int] | None) -> list[int] | None:

@@ -60,16 +60,13 @@ def _show_estimate(estimate: StudyEstimate) -> None:
     )
 
 
-def _tables() -> str:
-    wrap = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="  ")
-    return "\n\n".join(f"{name}\n  {text}\n{wrap.fill(f'rule: {RULES[name]}')}" for name, text in TABLES.items())
-
-
+_WRAP = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="  ")
+_TABLES = "\n\n".join(f"{name}\n  {text}\n{_WRAP.fill(f'rule: {RULES[name]}')}" for name, text in TABLES.items())
 _SHARED: dict[str, Any] = {
     "show": show_study, "types": {"seeds": str, "tune": list[str]},
     "hidden": ("method", "seed", "resume", "overwrite", "keep_checkpoints"),
 }  # fmt: skip
 COMMANDS = {
     "compare": Command(function=compare, examples=_COMPARE_EXAMPLES, **_SHARED),
-    "ablate": Command(function=ablate, examples=_ABLATE_EXAMPLES.format(tables=_tables()), **_SHARED),
+    "ablate": Command(function=ablate, examples=_ABLATE_EXAMPLES.format(tables=_TABLES), **_SHARED),
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from snclr.api.evaluate import finetune, knn, linear
 from snclr.cli.flags import Command
-from snclr.evaluation.results import AccuracyResult, count
+from snclr.errors import count
+from snclr.evaluation.results import AccuracyResult
 
 _KNN_EXAMPLES = """Examples:
   snclr knn runs/photos --data labeled-photos/

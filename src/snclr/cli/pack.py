@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from snclr.api.pack import pack, verify_shards
 from snclr.cli.flags import Command
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 
 if TYPE_CHECKING:
     from snclr.data.shards.pack import PackResult, VerifyResult
@@ -45,21 +45,17 @@ def show_pack(result: PackResult | VerifyResult) -> None:
 
     if isinstance(result, VerifyResult):
         print("\n".join(result.wrong), end="\n" if result.wrong else "")
-        damaged = f"damaged: {len(result.wrong):,} of {_count(result.files, 'shard')}; pack or copy again"
-        intact = f"intact (sha256): {_count(result.files, 'shard')} with {_count(result.images, 'image')}"
+        damaged = f"damaged: {len(result.wrong):,} of {count(result.files, 'shard')}; pack or copy again"
+        intact = f"intact (sha256): {count(result.files, 'shard')} with {count(result.images, 'image')}"
         print(damaged if result.wrong else intact)
         return
-    images, shards = _count(result.images, "image"), _count(result.files, "shard")
+    images, shards = count(result.images, "image"), count(result.files, "shard")
     print(f"wrote {result.shards}: {images} in {shards}, {result.bytes:,} bytes")
     if result.skipped:
-        print(f"skipped {_count(len(result.skipped), 'file')} that cannot be read as images:")
+        print(f"skipped {count(len(result.skipped), 'file')} that cannot be read as images:")
         for file in result.skipped[:5]:
             print(f"  {file.key}: {file.reason}")
     print(f"train on them:  snclr pretrain --data {result.shards} --out RUN")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 _VERIFY = Parameter(metavar="PATH", help="verify the hashes of packed shards; nothing is packed")

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from snclr.api.retrieval import embed, explain, neighbors, search
 from snclr.cli.flags import Command
-from snclr.evaluation.results import count
+from snclr.errors import count
 from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
 
 if TYPE_CHECKING:

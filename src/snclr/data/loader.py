@@ -24,8 +24,8 @@ from snclr.data.transforms.rng import REPLACEMENT, uniforms
 from snclr.data.transforms.views import ViewSettings, color_views, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
 from snclr.errors import UserError
+from snclr.runtime.device import threads_for
 from snclr.runtime.stop import StopRequested
-from snclr.runtime.threads import threads_for
 
 # JPEGs are decoded at no less than this many times the view size, so that even an 8 % crop is not upscaled.
 _DRAFT_SIDES = 4

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from snclr.data.transforms.rng import ORDER, SHARD_ORDER, hash_bits, uniforms
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 
 Ids = npt.NDArray[np.int64]
 
@@ -54,7 +54,7 @@ def steps_per_epoch(length: int, batch_size: int) -> int:
         raise UserError(f"the batch size is {batch_size}; it must be at least 1")
     if length < batch_size:
         raise UserError(
-            f"the dataset has {length} image{'s' * (length != 1)}, fewer than one batch of {batch_size}; "
+            f"the dataset has {count(length, 'image')}, fewer than one batch of {batch_size}; "
             f"use a batch size of at most {length}, or more images"
         )
     return length // batch_size

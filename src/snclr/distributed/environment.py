@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -145,10 +144,17 @@ def _from_flags(devices: int, nodes: int) -> ResolvedEnvironment:
         )
     started = "LOCAL_RANK" in env and "MASTER_PORT" in env  # by Fabric in rank 0, or by hand
     if nodes == 1 and not started:  # a leftover MASTER_ADDR must not matter on a single node
-        return ResolvedEnvironment(devices, devices, port=_free_port())
+        from lightning_fabric.plugins.environments.lightning import find_free_network_port
+
+        return ResolvedEnvironment(devices, devices, port=find_free_network_port())
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not env.get(name)]
     if nodes > 1 and missing:
-        raise UserError(_missing_address(devices, nodes, missing))
+        raise UserError(
+            f"--nodes {nodes} needs the address of the first node; not set: {', '.join(missing)}. Put torchrun (in a"
+            " SLURM job srun) before the command instead of --devices and --nodes, or set the variables, with NODE_RANK"
+            " from 0 on the first node:\n"
+            f"  MASTER_ADDR=FIRST-NODE MASTER_PORT=29500 NODE_RANK=0 snclr ... --devices {devices} --nodes {nodes}"
+        )
     node_rank, local_rank = _int_variable("NODE_RANK", 0, nodes - 1), _int_variable("LOCAL_RANK", 0, devices - 1)
     return ResolvedEnvironment(
         devices * nodes, devices, nodes, node_rank * devices + local_rank, local_rank, node_rank,
@@ -156,29 +162,8 @@ def _from_flags(devices: int, nodes: int) -> ResolvedEnvironment:
     )  # fmt: skip
 
 
-def _missing_address(devices: int, nodes: int, missing: list[str]) -> str:
-    slurm = (
-        "\nIn a SLURM job put srun before the command, with one task per rank." if "SLURM_JOB_ID" in os.environ else ""
-    )
-    return (
-        f"--nodes {nodes} needs the address of the first node: {', '.join(missing)} not set. Either start the same"
-        " command on every node with torchrun, without --devices and --nodes:\n"
-        f"  torchrun --nnodes {nodes} --nproc-per-node {devices} --rdzv-backend c10d --rdzv-endpoint FIRST-NODE:29400"
-        " --rdzv-id NAME -m snclr ...\n"
-        f"or set three variables, with NODE_RANK from 0 on the first node to {nodes - 1} on the last:\n"
-        f"  MASTER_ADDR=FIRST-NODE MASTER_PORT=29500 NODE_RANK=0 snclr ... --devices {devices} --nodes {nodes}"
-        f"{slurm}\nTo use this node alone give --nodes 1."
-    )
-
-
 def _int_variable(name: str, low: int, high: int) -> int:
     value = os.environ.get(name, "0")
     if not (value.isdecimal() and low <= int(value) <= high):
         raise UserError(f"the variable {name} is {value!r}; it must be a number from {low} to {high}")
     return int(value)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -30,9 +30,9 @@ from snclr.distributed.collectives import (
     rank_and_size,
 )
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.features import extract_features
-from snclr.evaluation.results import FinetuneResult, count
+from snclr.evaluation.results import FinetuneResult
 from snclr.evaluation.scoring import describe_sets, known_classes, labeled, top_shares, true_ranks
 from snclr.evaluation.session import EvalTarget, Session, open_target
 from snclr.evaluation.state import EvalState, fit_task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from torch.utils.data import Dataset
 from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
-from snclr.data.sampler import Ids, epoch_order
+from snclr.data.sampler import Ids, cached_epoch_order
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import TRAIN_CROP, crop_view, crop_views
 from snclr.data.workers import in_processes, in_thread
@@ -83,12 +82,7 @@ class Plan:
         start, stop, last = self._chunks[number]
         if self.epochs is None:
             return Request(self.ids[start:stop], None, last)
-        return Request(self.ids[_order(len(self.ids), self.seed, epoch)[start:stop]], epoch, last)
-
-
-@functools.lru_cache(maxsize=2)  # needed for every chunk of an epoch
-def _order(length: int, seed: int, epoch: int) -> Ids:
-    return epoch_order(length, seed, epoch)
+        return Request(self.ids[cached_epoch_order(len(self.ids), self.seed, epoch)[start:stop]], epoch, last)
 
 
 class Chunk(NamedTuple):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.distributed.collectives import all_gather_rows, rank_and_size
-from snclr.errors import UserError
-from snclr.evaluation.results import KnnResult, count
+from snclr.errors import UserError, count
+from snclr.evaluation.results import KnnResult
 from snclr.evaluation.scoring import (
     Score,
     check_classes,

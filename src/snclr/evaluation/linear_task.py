@@ -17,7 +17,7 @@ from snclr.data.sampler import Ids
 from snclr.evaluation.features import encode_batches
 from snclr.evaluation.images import Plan
 from snclr.evaluation.scoring import labeled
-from snclr.runtime.threads import limit_threads
+from snclr.runtime.device import limit_threads
 from snclr.train.schedule import warmup_cosine
 from snclr.train.trainer import TrainTask
 

@@ -75,15 +75,6 @@ class FinetuneResult(AccuracyResult):
     """Images that could not be read, with the reasons."""
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count(1, "image"), count(1200, "image")
-    ('1 image', '1,200 images')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def append_result(
     run: Path | str, kind: str, numbers: Mapping[str, float | int | None], protocol: str, **facts: Any
 ) -> dict[str, Any]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from snclr.data.datasets.base import ImageDataset, Labels, align_labels
-from snclr.errors import UserError
-from snclr.evaluation.results import count
+from snclr.errors import UserError, count, first_names
 
 _HOW_TO_LABEL = (
     "put the images of each class in a sub-folder of its own (one class alone is not enough), or give a list file with "
@@ -57,8 +56,8 @@ def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Label
     if len(lost):
         names = [test.classes[number] for number in lost]
         raise UserError(
-            f"{len(names)} of the classes of the test images ({test.name}) are not among those of the training images "
-            f"({train.name}): {_some(names)}; there are {_some(train.classes)}. Give two sets with the same class names"
+            f"classes of the test images ({test.name}) that the training images ({train.name}) lack: "
+            f"{first_names(names)}. These have {first_names(train.classes)}. Give two sets with the same class names."
         )
     return train.labels, aligned
 
@@ -101,9 +100,10 @@ def check_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Te
         raise UserError("the training images are all of one class; give at least two classes")
     known = torch.isin(test_labels, classes)
     if not bool(known.any()):
+        ours, theirs = (first_names(map(str, numbers.tolist())) for numbers in (torch.unique(test_labels), classes))
         raise UserError(
-            f"none of the test images' classes ({_some(torch.unique(test_labels).tolist())}) occurs among the training "
-            f"images ({_some(classes.tolist())}); give two sets with the same classes, numbered alike"
+            f"no class of the test images ({ours}) occurs among the training images ({theirs}); give two sets with the "
+            "same classes, numbered alike"
         )
     return classes, known
 
@@ -149,7 +149,3 @@ def describe_sets(train: int, test: int, classes: int, *, left_out: int, data: s
     if left_out:
         text += f", {count(left_out, 'image')} without a label left out"
     return text if data is None else f"{text} ({data})"
-
-
-def _some(names: list[str] | list[int]) -> str:
-    return ", ".join(map(str, names[:4])) + (" …" if len(names) > 4 else "")

@@ -1,10 +1,15 @@
-"""The device to compute on."""
+"""The device to compute on, and the threads of the CPU."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 
 from snclr.errors import UserError
+
+_SMALL = 2**22  # elements of a tensor: 256 images of 73 × 73 pixels
 
 
 def available_devices() -> list[str]:
@@ -28,3 +33,22 @@ def pick_device(device: str) -> str:
     if device.removesuffix(":0") in available:  # mps:0 is mps, cpu:0 is cpu
         return device.removesuffix(":0")
     raise UserError(f"there is no device {device!r} on this machine; choose auto or one of {', '.join(available)}")
+
+
+@contextlib.contextmanager
+def limit_threads(count: int) -> Iterator[None]:
+    """Run the block with `count` torch threads; 0 changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_for(elements: int) -> contextlib.AbstractContextManager[None]:
+    """Run operations on a small tensor with one thread.
+
+    More threads hardly speed them up, and they wait for each other when the machine is busy.
+    """
+    return limit_threads(1 if elements < _SMALL else 0)

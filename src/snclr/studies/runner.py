@@ -72,7 +72,10 @@ def _process(
         while running or (queue and stop.requested is None):
             while queue and stop.requested is None and len(running) < options.jobs:
                 run = queue.popleft()
-                running.append((run, _start(run, options)))
+                job = options.side_file(run, "job.json")
+                job.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(job, json.dumps(options.job(run), indent=1))
+                running.append((run, start_worker(job, options.side_file(run, "log"))))
             if stop.requested is not None and not terminated:
                 terminated = True
                 progress.say("stopping: running runs save a checkpoint first")
@@ -98,13 +101,6 @@ def _process(
         for _, process in running:  # after a second Ctrl-C; the last checkpoint remains
             process.kill()
             process.wait()
-
-
-def _start(run: Run, options: StudyOptions) -> Any:
-    job = options.side_file(run, "job.json")
-    job.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(job, json.dumps(options.job(run), indent=1))
-    return start_worker(job, options.side_file(run, "log"))
 
 
 def _images(run: Run, options: StudyOptions) -> int:

@@ -33,11 +33,13 @@ def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
                     baseline = rows[0].get(name, {}).get("by_seed", {}) if rows else {}
                     cells[f"{name}_difference"] = paired(values, baseline)
         rows.append(cells)
+    gaps = [f"{row['label']} (seeds {', '.join(map(str, row['missing']))})" for row in rows if row["missing"]]
+    unfinished = [f"not finished: {'; '.join(gaps)}"] if gaps else []
     return {
         **{name: study[name] for name in ("name", "title", "kind", "command", "rule", "seeds", "protocol")},
         "metrics": metrics, "rows": rows,
         "protocols": [f"same for every run: {text}" for one in finished[:1] for text in one["protocols"].values()],
-        "notes": [*study["notes"], *_cost_notes(finished), *_missing(rows)],
+        "notes": [*study["notes"], *_cost_notes(finished), *unfinished],
     }  # fmt: skip
 
 
@@ -66,11 +68,6 @@ def _cost_notes(records: Sequence[dict[str, Any]]) -> list[str]:
     if any(record["cost"].get("attempts", 1) > 1 for record in records):
         notes.append("some runs were interrupted and resumed; their seconds are summed over all attempts")
     return notes
-
-
-def _missing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    gaps = [f"{row['label']} (seeds {', '.join(map(str, row['missing']))})" for row in rows if row["missing"]]
-    return [f"not finished: {'; '.join(gaps)}"] if gaps else []
 
 
 def show(table: Mapping[str, Any]) -> None:

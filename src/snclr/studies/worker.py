@@ -65,13 +65,17 @@ def run_job(job: dict[str, Any]) -> int:
         stopped = _train(job)
         if stopped:
             return stopped
-        measured = {**_evaluate(job), "cost": _cost_of(job), **_metrics(job["folder"])}
+        lines = read_metrics(job["folder"])
+        last = {name: value for name, value in lines[-1].items() if name != "timing"} if lines else {}
+        measured = {**_evaluate(job), "cost": _cost_of(job), "last": last, "series": downsample_metrics(lines)}
     if rank_and_size()[0] == 0:
         names = {name: Path(evaluation[name]).name for name in ("data", "test") if evaluation[name]}  # no local paths
+        versions = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
+        versions |= {"snclr": __version__, "python": platform.python_version()}
         record = {
             "schema": SCHEMA, "key": job["key"], "settings": job["settings"], "data": job["data"],
             "evaluation": {**evaluation, **names}, **measured, "where": _environment(job),
-            "versions": _versions(), "time": started.isoformat(timespec="seconds"),
+            "versions": versions, "time": started.isoformat(timespec="seconds"),
         }  # fmt: skip
         checkpoints = RunDir(job["folder"]).checkpoints
         if not job["keep_runs"]:
@@ -178,13 +182,6 @@ def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
     return {"numbers": numbers, "protocols": {name: result.protocol for name, result in results.items()}}
 
 
-def _metrics(folder: str) -> dict[str, Any]:
-    """Return the last logged values and downsampled series of the metrics."""
-    lines = read_metrics(folder)
-    last = {name: value for name, value in lines[-1].items() if name != "timing"} if lines else {}
-    return {"last": last, "series": downsample_metrics(lines)}
-
-
 def _environment(job: dict[str, Any]) -> dict[str, Any]:
     """Describe the hardware and settings that the timings depend on."""
     config = resolve(job["given"])
@@ -204,11 +201,6 @@ def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return model[1] if model else platform.processor() or platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    others = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
-    return {"snclr": __version__, "python": platform.python_version(), **others}
 
 
 def _stop_with_parent() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from snclr.checkpoint.state import collect
-from snclr.runtime.threads import limit_threads
+from snclr.runtime.device import limit_threads
 from snclr.train.build import build_task
 from snclr.train.config import resolve
 from snclr.train.pretrain import launch_run
@@ -50,7 +50,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
         "seconds": round(sum(durations), 3), "steps": steps,
         "queue_mb": 0.0 if queue is None else round(queue.features.nbytes / 1e6, 3),
         "seconds_with_views": (ends[-1] - ends[WARMUP_STEPS - 1]) / steps,
-        "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer)[0].values()) / 1e6,
+        "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer).values()) / 1e6,
         **peak_memory(),
     }  # fmt: skip
 

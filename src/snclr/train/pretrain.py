@@ -18,8 +18,8 @@ from snclr.distributed.collectives import broadcast_object, name_missing_ranks, 
 from snclr.distributed.launch import launch
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
+from snclr.runtime.device import limit_threads
 from snclr.runtime.stop import StopFlag, StopRequested
-from snclr.runtime.threads import limit_threads
 from snclr.train.build import build_task
 from snclr.train.config import PretrainConfig, resolve
 from snclr.train.metrics import MetricsLog

@@ -117,13 +117,12 @@ class LoaderTask(TrainTask[Batch]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return module, optimizer and the list of unreadable images."""
-        tensors, plain = state.collect(self.module, getattr(self.optimizer, "optimizer", self.optimizer))
-        return tensors, {"optimizer": plain, "skipped": [asdict(skip) for skip in self.loader.skipped]}
+        tensors = state.collect(self.module, getattr(self.optimizer, "optimizer", self.optimizer))
+        return tensors, {"skipped": [asdict(skip) for skip in self.loader.skipped]}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.module, optimizer)
+        state.restore(checkpoint.tensors, self.module, getattr(self.optimizer, "optimizer", self.optimizer))
         self.loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
 
 

@@ -11,7 +11,7 @@ import importlib
 import io
 import re
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,12 @@ class HuggingFaceDataset(ImageDataset):
         self.labels, self.classes = None, None
         if label is not None:
             names = getattr(dataset.features[label], "names", None)
-            self.labels, self.classes = number_labels(_label_texts(dataset[label], names), names)
-        self._rows = _undecoded(dataset, self._column).select_columns([self._column])
+            texts = [None if value in (None, -1) else names[value] if names else str(value) for value in dataset[label]]
+            self.labels, self.classes = number_labels(texts, names)
+        datasets = _library()
+        if isinstance(dataset.features[self._column], datasets.Image):  # the library's decoder would open any format
+            dataset = dataset.cast_column(self._column, datasets.Image(decode=False))
+        self._rows = dataset.select_columns([self._column])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -118,20 +122,21 @@ class HuggingFaceDataset(ImageDataset):
         return digest.hexdigest()
 
     def _cell(self, index: int) -> tuple[bytes | None, str | None]:
-        return _image_cell(self._rows[index][self._column])
-
-
-def _image_cell(value: Any) -> tuple[bytes | None, str | None]:
-    """Return the bytes and the path of an undecoded image; either may be missing."""
-    if isinstance(value, dict):
-        return value.get("bytes"), value.get("path")
-    return (bytes(value) if isinstance(value, (bytes, bytearray)) else None), None
+        """Return the bytes and the path of an undecoded image; either may be missing."""
+        value = self._rows[index][self._column]
+        if isinstance(value, dict):
+            return value.get("bytes"), value.get("path")
+        return (bytes(value) if isinstance(value, (bytes, bytearray)) else None), None
 
 
 def open_huggingface(text: str, *, split: str = "train") -> ImageDataset:
     """Open `hf:…`; a split in the name takes precedence over `split`."""
     spec = parse_spec(text)
-    return HuggingFaceDataset(_load(spec, split), spec)
+    chosen = spec.split or _pick(_split_names(spec), split, text)
+    if _is_saved(spec):
+        return HuggingFaceDataset(_take_split(_saved_splits(spec), chosen, text), spec)
+    dataset = _call(spec, "load_dataset", spec.config, split=chosen, **_load_options(spec))
+    return HuggingFaceDataset(dataset, spec)
 
 
 def has_test_split(text: str) -> bool:
@@ -141,14 +146,6 @@ def has_test_split(text: str) -> bool:
         return False
     names = set(_split_names(spec))
     return not names.isdisjoint(_SPLITS["train"]) and not names.isdisjoint(_SPLITS["test"])
-
-
-def _load(spec: Spec, split: str) -> Any:
-    """Load one split with the library; UserError if that fails."""
-    chosen = spec.split or _pick(_split_names(spec), split, spec.text)
-    if _is_saved(spec):
-        return _take_split(_saved_splits(spec), chosen, spec.text)
-    return _call(spec, "load_dataset", spec.config, split=chosen, **_load_options(spec))
 
 
 def _find_columns(features: Any, spec: Spec) -> tuple[str, str | None]:
@@ -173,19 +170,6 @@ def _find_columns(features: Any, spec: Spec) -> tuple[str, str | None]:
         preferred = [column for column in _LABEL_NAMES if column in classes]
         label = preferred[0] if preferred else classes[0] if len(classes) == 1 else None
     return image, label
-
-
-def _undecoded(dataset: Any, column: str) -> Any:
-    """Return the dataset with encoded images: the library's decoder would open any format."""
-    datasets = _library()
-    if isinstance(dataset.features[column], datasets.Image):
-        return dataset.cast_column(column, datasets.Image(decode=False))
-    return dataset
-
-
-def _label_texts(values: Iterable[Any], names: Sequence[str] | None) -> list[str | None]:
-    """Return labels as text; None for missing ones and -1. `names` are those of a column of class numbers."""
-    return [None if value is None or value == -1 else str(value) if names is None else names[value] for value in values]
 
 
 def _library() -> Any:

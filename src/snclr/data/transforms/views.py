@@ -23,7 +23,7 @@ from snclr.data.transforms import color, randaugment
 from snclr.data.transforms import crop as crops
 from snclr.data.transforms.rng import uniforms
 from snclr.errors import UserError
-from snclr.runtime.threads import threads_for
+from snclr.runtime.device import threads_for
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)

@@ -170,7 +170,8 @@ def _evaluate(
         evaluation.accumulate()
         evaluation.summarize()
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # threshold, recall, class; all areas, most detections
-    classes = [_mean(precision[:, :, number]) for number in range(precision.shape[2])]
+    known = [values[values > -1] for values in precision.transpose(2, 0, 1)]
+    classes = [float(values.mean()) if values.size else None for values in known]
     values = [float(value) if value >= 0 else None for value in evaluation.stats[:6]]
     return dict(zip(_METRICS, values, strict=True)), classes
 
@@ -182,8 +183,3 @@ def _index(dataset: dict[str, Any]) -> Any:
     coco.dataset = dataset
     coco.createIndex()
     return coco
-
-
-def _mean(values: Any) -> float | None:
-    known = values[values > -1]
-    return float(known.mean()) if known.size else None

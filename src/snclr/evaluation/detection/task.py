@@ -107,15 +107,13 @@ class DetectionTask(TrainTask[StepSamples]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return model, optimizer and the unreadable images."""
-        tensors, plain = state.collect(self.model, self.optimizer)
-        return tensors, {
-            "optimizer": plain,
+        return state.collect(self.model, self.optimizer), {
             "precision": self.fabric.strategy.precision.state_dict(),
             "bad": {str(number): why for number, why in self.bad.items()},
         }
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint of this fine-tuning."""
-        state.restore(checkpoint.tensors, checkpoint.info["optimizer"], self.model, self.optimizer)
+        state.restore(checkpoint.tensors, self.model, self.optimizer)
         self.fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
         self.bad = {int(number): why for number, why in checkpoint.info["bad"].items()}

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torchvision.utils import draw_segmentation_masks
 
 from snclr.data.decode import RGBImage
 from snclr.errors import UserError
@@ -79,14 +81,13 @@ def draw_detections(images: Sequence[DrawnImage], path: Path | str, *, title: st
 
 def blend(image: RGBImage, objects: Sequence[DrawnObject]) -> RGBImage:
     """Overlay the masks in the objects' colors, the first object on top."""
-    from matplotlib.colors import to_rgb
-
-    result = image.astype(np.float32)
-    for number in reversed(range(len(objects))):
-        inside = objects[number].mask.astype(bool)
-        color = 255 * np.array(to_rgb(_COLORS[number % len(_COLORS)]), np.float32)
-        result[inside] = image[inside] * (1 - _MASK_OPACITY) + color * _MASK_OPACITY
-    return np.rint(result).astype(np.uint8)
+    if not objects:
+        return image
+    colors = [_COLORS[number % len(_COLORS)] for number in range(len(objects))]
+    masks = torch.from_numpy(np.stack([one.mask for one in objects])).bool()
+    pixels = torch.from_numpy(image).permute(2, 0, 1)
+    drawn = draw_segmentation_masks(pixels, masks.flip(0), alpha=_MASK_OPACITY, colors=colors[::-1])
+    return drawn.permute(1, 2, 0).numpy()
 
 
 def _draw_objects(axis: Any, image: RGBImage, objects: Sequence[DrawnObject]) -> None:

@@ -1,6 +1,6 @@
-"""Two "hosts" on one machine: network namespaces with a cable between them that can be cut and mended.
+"""Two "hosts" on one machine: network namespaces with a link between them that can be cut and restored.
 
-Each has its own loopback, one address and no other way out. Files and the host's name are shared. `cable_cut` is a
+Each has its own loopback, one address and no other way out. Files and the host's name are shared. `link_cut` is a
 trial as `tests/reliability/promises.py` lists them.
 """
 
@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from snclr.checkpoint.format import Checkpoint, latest_checkpoint
+from tests.distributed.launcher import snclr
 from tests.helpers.state_digest import digest
-from tests.reliability.harness import Workshop, last_step
+from tests.reliability.harness import Sandbox, last_step
 
 PORT = 29400
 TIMEOUT = 10.0
@@ -57,7 +58,7 @@ def _ip(*words: str) -> str:
 
 
 class Hosts:
-    """Two namespaces and the cable; `close` ends whatever still runs in them and removes them."""
+    """Two namespaces and the link; `close` ends whatever still runs in them and removes them."""
 
     def __init__(self) -> None:
         number = next(_numbers)
@@ -66,25 +67,25 @@ class Hosts:
         try:
             for name in self.names:
                 _ip("netns", "add", name)
-            _ip("link", "add", "cable0", "netns", self.names[0], "type", "veth",
-                "peer", "name", "cable1", "netns", self.names[1])  # fmt: skip
+            _ip("link", "add", "link0", "netns", self.names[0], "type", "veth",
+                "peer", "name", "link1", "netns", self.names[1])  # fmt: skip
             for side, name in enumerate(self.names):
                 _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "addr", "add", f"{self.addresses[side]}/24", "dev", f"cable{side}")
-            self.mend()
+                _ip("-n", name, "addr", "add", f"{self.addresses[side]}/24", "dev", f"link{side}")
+            self.restore()
         except BaseException:
             self.close()
             raise
 
     def cut(self) -> None:
-        """Nothing passes any more, and nobody is told: as when a cable is pulled out of a switch."""
+        """Drop all packets silently, as when a cable is pulled out of a switch."""
         for side, name in enumerate(self.names):
-            _ip("-n", name, "link", "set", f"cable{side}", "down")
+            _ip("-n", name, "link", "set", f"link{side}", "down")
 
-    def mend(self) -> None:
-        """Both ends up."""
+    def restore(self) -> None:
+        """Set both ends up."""
         for side, name in enumerate(self.names):
-            _ip("-n", name, "link", "set", f"cable{side}", "up")
+            _ip("-n", name, "link", "set", f"link{side}", "up")
 
     def torchrun(self, side: int, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
         """Start one process of a job of two on that host, as `torchrun --rdzv-backend c10d` does on real ones.
@@ -98,7 +99,7 @@ class Hosts:
             "--rdzv-endpoint", f"{self.addresses[0]}:{PORT}", "--rdzv-conf", f"is_host={int(side == 0)}",
             "--local-addr", self.addresses[side], *map(str, arguments),
         ]  # fmt: skip
-        environment = os.environ | _ENVIRONMENT | {"GLOO_SOCKET_IFNAME": f"cable{side}"}
+        environment = os.environ | _ENVIRONMENT | {"GLOO_SOCKET_IFNAME": f"link{side}"}
         with log.open("wb") as file:
             return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
 
@@ -112,7 +113,7 @@ class Hosts:
         return not left
 
     def close(self) -> None:
-        """End what still runs in the namespaces (nothing else can be there) and remove them, the cable with them."""
+        """End what still runs in the namespaces (nothing else can be there) and remove them, the link with them."""
         made = {line.split()[0] for line in _ip("netns", "list").splitlines() if line}
         mine = [name for name in self.names if name in made]
         deadline = time.monotonic() + 20
@@ -156,7 +157,7 @@ class Job:
             assert time.monotonic() < deadline, f"no error after {HANG_SECONDS:.0f} s:\n" + "\n---\n".join(self.said)
             time.sleep(0.05)
 
-    def reach(self, step: int) -> None:
+    def wait_for_step(self, step: int) -> None:
         """Wait until the run has done that many steps."""
         deadline = time.monotonic() + HANG_SECONDS
         while last_step(self.out) < step:
@@ -173,21 +174,21 @@ def end_of(out: Path) -> Checkpoint:
     return found
 
 
-def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, undisturbed: Path, *, strict: bool = False) -> None:
-    """Cut the link after that step: both ranks name the missing one and end; a restart gives the undisturbed result.
+def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, reference: Path, *, strict: bool = False) -> None:
+    """Cut the link after that step: both ranks name the missing one and end; a restart gives the reference result.
 
     With `strict` the ranks must end within the timeout and `MARGIN`. torchrun's agent on the second host waits for its
     rendezvous in code that no signal interrupts until TCP gives up, so the link is restored before the agents end.
     """
     job = Job(hosts, data, out)
-    job.reach(step)
+    job.wait_for_step(step)
     hosts.cut()
     began = time.monotonic()
     try:
         job.wait_for_errors()
         took = time.monotonic() - began
     finally:
-        hosts.mend()
+        hosts.restore()
     codes = job.wait()
     assert 0 not in codes, job.said
     assert hosts.empty(), "no process outlives its job"
@@ -196,25 +197,38 @@ def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, undisturbed:
     )
     for side, said in enumerate(job.said):  # each names the one it cannot hear
         assert f"Ranks that do not respond: {1 - side}." in said, said
-    before, expected = end_of(out), end_of(undisturbed)
+    before, expected = end_of(out), end_of(reference)
     assert 0 < before.step < expected.step
     again = Job(hosts, data, out)
     assert again.wait() == [0, 0], again.said
     assert f"resuming after step {before.step} of {expected.step}" in "".join(again.said)
     found = end_of(out)
     assert digest(found.tensors, found.step) == digest(expected.tensors, expected.step)
-    assert (out / "encoder.safetensors").read_bytes() == (undisturbed / "encoder.safetensors").read_bytes()
+    assert (out / "encoder.safetensors").read_bytes() == (reference / "encoder.safetensors").read_bytes()
 
 
-def cable_cut(shop: Workshop, seed: int) -> None:
+def reference_run(data: Path, out: Path) -> Path:
+    """Train without interruption on two ranks of this host."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
+    snclr(2, "pretrain", *flags, f"--data={data}", f"--out={out}")
+    return out
+
+
+def link_cut(sandbox: Sandbox, seed: int) -> None:
     """The link between two hosts is cut in mid-training: both end in the set time, and a restart is bit-identical."""
     if reason := why_not():
         pytest.skip(reason)
-    hosts, undisturbed = Hosts(), shop.root / "undisturbed-hosts"
+    hosts, reference = Hosts(), sandbox.root / "reference-hosts"
     try:
-        if not (undisturbed / "encoder.safetensors").exists():
-            job = Job(hosts, shop.images, undisturbed)
-            assert job.wait() == [0, 0], job.said
-        cut_and_restart(hosts, shop.images, shop.place("cut"), 5 + 7 * seed % 32, undisturbed, strict=shop.strict)
+        if not (reference / "encoder.safetensors").exists():
+            reference_run(sandbox.images, reference)
+        cut_and_restart(
+            hosts,
+            sandbox.images,
+            sandbox.new_path("cut"),
+            5 + 7 * seed % 32,
+            reference,
+            strict=sandbox.check_time_limits,
+        )
     finally:
         hosts.close()

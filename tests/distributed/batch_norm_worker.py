@@ -8,7 +8,7 @@ from torch import nn
 
 from snclr.distributed.collectives import all_gather, all_gather_rows, all_reduce_sum
 from snclr.distributed.sync_batch_norm import CpuSyncBatchNorm, synchronize_batch_norm
-from tests.distributed.sync_cases import CASES, build, rows_of
+from tests.distributed.batch_norm_cases import CASES, build, rows_of
 
 
 def main(out: str) -> None:
