@@ -1,6 +1,6 @@
 """Encoder snapshots: the weights of the encoder at some steps of a run, without optimizer, heads and queue.
 
-    encoders/step-0000000120.safetensors
+encoders/step-0000000120.safetensors
 """
 
 from __future__ import annotations
