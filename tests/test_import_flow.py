@@ -18,7 +18,7 @@ LAYERS = (
     {"evaluation"},
     {"exporters"},
     {"reports"},
-    {"explore"},
+    {"explorer"},
     {"studies"},
     {"api"},
     {"cli"},

@@ -50,6 +50,7 @@ def test_names() -> None:
     assert {name: path.name for name, path in output_paths(RunDir("r")).items()} == {
         "config": "config.yaml",
         "checkpoints": "checkpoints",
+        "encoders": "encoders",
         "encoder_weights": "encoder.safetensors",
         "encoder_config": "config.json",
         "metrics": "metrics.jsonl",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.analysis.results import CurateResult
-from snclr.explore.results import ExploreResult
+from snclr.explorer.results import ExploreResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,12 +53,12 @@ def explore(
     """
     _check_installed()
     from snclr.evaluation.session import open_session
-    from snclr.explore.explorer import Explorer
-    from snclr.explore.security import new_token
-    from snclr.explore.server import open_socket, serve
+    from snclr.explorer.opened import Explorer
+    from snclr.explorer.security import new_token
+    from snclr.explorer.server import open_socket, serve
 
     if static is not None:
-        from snclr.explore.static import check_folder, write_static
+        from snclr.explorer.static import check_folder, write_static
 
         check_folder(Path(static), overwrite=overwrite)
         with open_session(run, device=device, cache=cache, quiet=True) as session:

@@ -12,11 +12,11 @@ from cyclopts import Parameter
 from snclr.api.explore import curate, explore
 from snclr.api.report import report
 from snclr.cli.flags import Command
-from snclr.explore.jobs import THREADS
+from snclr.explorer.jobs import THREADS
 
 if TYPE_CHECKING:
     from snclr.evaluation.analysis.results import CurateResult
-    from snclr.explore.results import ExploreResult
+    from snclr.explorer.results import ExploreResult
     from snclr.reports.build import ReportResult
 
 _EXAMPLES = """Examples:

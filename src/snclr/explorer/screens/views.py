@@ -10,8 +10,8 @@ import torch
 
 from snclr.data.transforms.views import ViewSettings
 from snclr.errors import UserError
-from snclr.explore.explorer import Explorer, ImageRef, encode_image
-from snclr.explore.run_data import OpenedRun, to_pixels, with_settings
+from snclr.explorer.opened import Explorer, ImageRef, encode_image
+from snclr.explorer.run_data import OpenedRun, to_pixels, with_settings
 
 MAX_EPOCHS = 12
 SLIDERS = ("crop_min", "crop_max", "flip", "jitter", "brightness", "contrast", "saturation", "hue", "grayscale", "blur",

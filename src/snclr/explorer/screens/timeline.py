@@ -12,9 +12,9 @@ from torch import Tensor
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, purity
 from snclr.evaluation.analysis.layout import Points, align, pca
-from snclr.explore.explorer import Explorer, ImageRef
-from snclr.explore.jobs import Job
-from snclr.explore.run_data import Matrix, OpenedRun
+from snclr.explorer.jobs import Job
+from snclr.explorer.opened import Explorer, ImageRef
+from snclr.explorer.run_data import Matrix, OpenedRun
 
 K = 15
 MAX_STEPS = 24

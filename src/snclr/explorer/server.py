@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
-from snclr.explore.explorer import MAX_UPLOAD_BYTES, Explorer
-from snclr.explore.jobs import Pending
-from snclr.explore.screens import browse, compare, curate, map, neighbors, timeline, training, views
-from snclr.explore.security import Guard
+from snclr.explorer.jobs import Pending
+from snclr.explorer.opened import MAX_UPLOAD_BYTES, Explorer
+from snclr.explorer.screens import browse, compare, curate, map, neighbors, timeline, training, views
+from snclr.explorer.security import Guard
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 SIDES = (48, 96, 192, 384, 1024)
@@ -34,7 +34,7 @@ Get = Callable[[Request], Any]
 
 def asset_files() -> dict[str, bytes]:
     """Return the files of the page by name."""
-    folder = resources.files("snclr.explore") / "assets"
+    folder = resources.files("snclr.explorer") / "assets"
     return {file.name: file.read_bytes() for file in folder.iterdir() if "." + file.name.rpartition(".")[2] in TYPES}
 
 

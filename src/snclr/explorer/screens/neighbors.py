@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.errors import UserError
-from snclr.explore.explorer import Explorer, ImageRef
-from snclr.explore.run_data import Matrix, Network, OpenedRun, Space
+from snclr.explorer.opened import Explorer, ImageRef
+from snclr.explorer.run_data import Matrix, Network, OpenedRun, Space
 from snclr.methods.snclr import kernels
 
 MAX_K = 200

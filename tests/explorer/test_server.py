@@ -22,8 +22,8 @@ import snclr
 from snclr.data.datasets.base import open_dataset
 from snclr.errors import UserError
 from snclr.evaluation.session import open_session
-from snclr.explore.explorer import MAX_UPLOAD_BYTES, Explorer
-from snclr.explore.server import build_app, open_socket
+from snclr.explorer.opened import MAX_UPLOAD_BYTES, Explorer
+from snclr.explorer.server import build_app, open_socket
 from tests.helpers import tiny_run
 
 TOKEN, PORT = "secret-token", 8811
@@ -362,7 +362,7 @@ def test_compare_sorts_images_by_the_overlap_of_their_neighbors(client):
 
 def test_views_are_those_of_training(client, trained, images):
     from snclr.data.loader import ViewLoader
-    from snclr.explore.run_data import OpenedRun
+    from snclr.explorer.run_data import OpenedRun
     from snclr.train.build import view_groups
 
     dataset = open_dataset(str(images))

@@ -21,8 +21,8 @@ from snclr.data.decode import BadImage, RGBImage, decode_stream
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
-from snclr.explore.jobs import Job, Jobs, Pending
-from snclr.explore.run_data import (
+from snclr.explorer.jobs import Job, Jobs, Pending
+from snclr.explorer.run_data import (
     ImageSet,
     Matrix,
     Network,

@@ -12,9 +12,9 @@ from torch import Tensor
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, purity
-from snclr.explore.explorer import Explorer, ImageRef
-from snclr.explore.jobs import Job
-from snclr.explore.screens.timeline import kept_steps, need_step_graph
+from snclr.explorer.jobs import Job
+from snclr.explorer.opened import Explorer, ImageRef
+from snclr.explorer.screens.timeline import kept_steps, need_step_graph
 
 K = 10
 _PIXEL_SIDE = 16

@@ -336,7 +336,7 @@ def test_every_screen_fits_the_window_with_readable_contrast(browser, address, w
 
 
 def test_a_static_folder_opens_without_a_server(page, explored, tmp_path, monkeypatch):
-    monkeypatch.setattr("snclr.explore.screens.map.umap_installed", lambda: False)  # its compilation takes long
+    monkeypatch.setattr("snclr.explorer.screens.map.umap_installed", lambda: False)  # its compilation takes long
     result = snclr.explore(
         explored / "one", explored / "two", static=tmp_path / "out", images=30, device="cpu", quiet=True
     )

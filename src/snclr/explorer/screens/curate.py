@@ -10,9 +10,9 @@ from torch import Tensor
 from snclr.errors import UserError
 from snclr.evaluation.analysis.curation import diverse_subset, leaks, outlier_scores, suspect_labels
 from snclr.evaluation.analysis.lists import Entry, format_list
-from snclr.explore.explorer import GRAPH_K, Explorer, ImageRef
-from snclr.explore.jobs import Job
-from snclr.explore.run_data import OpenedRun
+from snclr.explorer.jobs import Job
+from snclr.explorer.opened import GRAPH_K, Explorer, ImageRef
+from snclr.explorer.run_data import OpenedRun
 
 MAX_PAIRS = 4_000
 MAX_LISTED = 400

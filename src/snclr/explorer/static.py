@@ -18,12 +18,12 @@ import numpy as np
 
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
-from snclr.explore.explorer import Explorer, ImageRef, encode_image
-from snclr.explore.jobs import Pending
-from snclr.explore.results import ExploreResult
-from snclr.explore.run_data import ImageSet, OpenedRun, sample_ids, subset
-from snclr.explore.screens import browse, compare, curate, map, neighbors, timeline, training, views
-from snclr.explore.server import asset_files
+from snclr.explorer.jobs import Pending
+from snclr.explorer.opened import Explorer, ImageRef, encode_image
+from snclr.explorer.results import ExploreResult
+from snclr.explorer.run_data import ImageSet, OpenedRun, sample_ids, subset
+from snclr.explorer.screens import browse, compare, curate, map, neighbors, timeline, training, views
+from snclr.explorer.server import asset_files
 from snclr.io.atomic import write_atomic
 from snclr.runtime.progress import Progress
 

@@ -22,9 +22,9 @@ from snclr.evaluation.analysis.layout import (
     umap_installed,
     umap_layout,
 )
-from snclr.explore.explorer import GRAPH_K, Explorer
-from snclr.explore.jobs import Job
-from snclr.explore.run_data import OpenedRun
+from snclr.explorer.jobs import Job
+from snclr.explorer.opened import GRAPH_K, Explorer
+from snclr.explorer.run_data import OpenedRun
 
 Array = npt.NDArray[np.float32]
 LayoutName = Literal["pca", "umap"]
@@ -171,7 +171,7 @@ def _losses(explorer: Explorer, run: OpenedRun, job: Job) -> Tensor:
 
 def _change(explorer: Explorer, run: OpenedRun) -> Tensor:
     """Return 1 − overlap@k with the neighbors of the kept encoder before the last, on the sampled images."""
-    from snclr.explore.screens.timeline import need_step_graph
+    from snclr.explorer.screens.timeline import need_step_graph
 
     steps = [step for step, _ in run.kept_encoders()]
     if len(steps) < 2:

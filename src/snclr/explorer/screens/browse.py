@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from snclr import __version__
-from snclr.explore.explorer import Explorer, ImageRef
-from snclr.explore.run_data import OpenedRun
-from snclr.explore.screens.neighbors import galleries
+from snclr.explorer.opened import Explorer, ImageRef
+from snclr.explorer.run_data import OpenedRun
+from snclr.explorer.screens.neighbors import galleries
 
 PAGE = 60
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from snclr.explore.explorer import Explorer
-from snclr.explore.jobs import Job
-from snclr.explore.run_data import METRIC_NAMES, OpenedRun
+from snclr.explorer.jobs import Job
+from snclr.explorer.opened import Explorer
+from snclr.explorer.run_data import METRIC_NAMES, OpenedRun
 from snclr.io.jsonl import is_finite_number
 
 MAX_POINTS = 600
