@@ -18,6 +18,7 @@ LAYERS = (
     {"evaluation"},
     {"exporters"},
     {"reports"},
+    {"explorer"},
     {"studies"},
     {"api"},
     {"cli"},

@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from snclr.checkpoint.run_dir import LOCK, RunDir, open_run
+from snclr.checkpoint.snapshots import load_snapshot, save_snapshot, snapshots
 from snclr.errors import UserError
 from snclr.io.locking import FileLock
 
@@ -48,6 +50,7 @@ def test_names() -> None:
     assert {name: path.name for name, path in output_paths(RunDir("r")).items()} == {
         "config": "config.yaml",
         "checkpoints": "checkpoints",
+        "encoders": "encoders",
         "encoder_weights": "encoder.safetensors",
         "encoder_config": "config.json",
         "metrics": "metrics.jsonl",
@@ -212,3 +215,17 @@ def test_opening_for_reading(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(UserError, match="is not a run"):
         open_run(tmp_path / "photos")
+
+
+def test_snapshots_are_spread_evenly_and_do_not_depend_on_a_resume(tmp_path):
+    run = RunDir(tmp_path)
+    encoder = torch.nn.Linear(2, 2)
+    for step in (3, 6, 9, 6, 9, 12, 15, 18, 20):  # saved every 3 steps, resumed from step 3
+        save_snapshot(run, encoder, step, total_steps=20, keep=4)
+    assert list(snapshots(run)) == [6, 12, 15, 20]
+    assert torch.equal(load_snapshot(snapshots(run)[6])["weight"], encoder.weight)
+
+
+def test_without_keep_encoders_no_snapshot_is_written(tmp_path):
+    save_snapshot(RunDir(tmp_path), torch.nn.Linear(2, 2), 5, total_steps=5, keep=0)
+    assert snapshots(RunDir(tmp_path)) == {}

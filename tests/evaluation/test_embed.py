@@ -50,10 +50,30 @@ def test_files_are_readable_by_numpy_and_pyarrow(run, tmp_path):
         assert file["keys"].tolist() == names["keys"]
         np.testing.assert_array_equal(file["features"], array)
     table = pyarrow.parquet.read_table(tmp_path / "f.parquet")
-    assert table.column_names == ["key", "label", "feature"]
+    assert table.column_names[:3] == ["key", "label", "feature"]
     assert str(table.schema.field("feature").type) == f"fixed_size_list<element: float>[{array.shape[1]}]"
     assert table["feature"][3].as_py() == array[3].tolist()
     assert json.loads(table.schema.metadata[b"snclr"])["normalize"] is True
+
+
+def test_a_parquet_file_has_a_layout_and_the_nearest_images(run, images, tmp_path):
+    snclr.embed(run, data=str(images), out=tmp_path / "a.parquet", neighbors=4, quiet=True)
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    saved = read_embeddings(tmp_path / "a.parquet")
+    unit = torch.nn.functional.normalize(torch.from_numpy(saved.features), dim=1)
+    cosine = (unit @ unit.T).fill_diagonal_(-2)
+    nearest = table["neighbors"].to_pylist()
+    for row in range(len(unit)):
+        best, index = cosine[row].topk(4)
+        assert nearest[row]["ids"] == index.tolist()
+        assert nearest[row]["distances"] == pytest.approx((1 - best).tolist(), abs=1e-5)
+    x, y = (np.array(table[f"projection_{axis}"]) for axis in "xy")
+    assert x.var() > y.var() > 0  # the first principal component, then the second
+    assert saved.metadata["layout"].startswith("PCA")
+    snclr.embed(run, data=str(images), out=tmp_path / "b.parquet", layout="none", neighbors=0, quiet=True)
+    assert pyarrow.parquet.read_table(tmp_path / "b.parquet").column_names == ["key", "label", "feature"]
+    with pytest.raises(UserError, match="allowed are none, pca, umap"):
+        snclr.embed(run, data=str(images), out=tmp_path / "c.parquet", layout="other", quiet=True)
 
 
 def test_labels_are_optional(tmp_path):

@@ -22,6 +22,8 @@ def embed(
     data: str | None = None,
     split: str = "train",
     normalize: bool = False,
+    layout: Literal["none", "pca", "umap"] = "pca",
+    neighbors: int = 10,
     batch_size: int = 128,
     **options: Unpack[SessionOptions],
 ) -> EmbedResult:
@@ -35,6 +37,9 @@ def embed(
         data: Images: a folder, a list, shards or a dataset name (default: the run's training data).
         split: Split of the dataset: train, test, all …
         normalize: Scale each feature vector to length 1, so that a dot product is a cosine.
+        layout: 2-D layout in a parquet file, as columns projection_x and projection_y.
+        neighbors: Nearest images of each image in a parquet file (0: none); the exact search is quadratic in the
+            number of images.
         batch_size: Images per forward pass.
         options: Those of `SessionOptions`.
     """
@@ -43,7 +48,10 @@ def embed(
 
     check_out(out)
     with open_session(run, **options) as session:
-        return embed_dataset(session, out=out, data=data, split=split, normalize=normalize, batch_size=batch_size)
+        return embed_dataset(
+            session, out=out, data=data, split=split, normalize=normalize, batch_size=batch_size, layout=layout,
+            neighbors=neighbors,
+        )  # fmt: skip
 
 
 @with_options(SessionOptions)

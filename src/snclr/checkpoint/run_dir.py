@@ -28,6 +28,7 @@ class RunDir:
         self.path = Path(path)
         self.lock = FileLock(self.path / LOCK)
         self.checkpoints = self.path / "checkpoints"
+        self.encoders = self.path / "encoders"
         self.encoder_weights = self.path / "encoder.safetensors"
         self.encoder_config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"

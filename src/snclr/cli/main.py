@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "neighbors": ("retrieve", "Draw images with their nearest neighbors and positiveness."),
     "explain": ("retrieve", "Break the loss of one image down by neighbor."),
     "report": ("report", "Write an HTML report of a run: curves, neighbors, embedding map, results."),
+    "explore": ("report", "Open a run in the browser: neighbors, map, live curves, views, curation."),
+    "curate": ("report", "List near-duplicates, leaks, outliers, suspect labels or a diverse subset."),
     "export": ("export", "Export the encoder to torchvision, timm, detectron2, mmdet or ONNX, and verify each file."),
     "compare": ("compare", "Train several methods under equal conditions and compare them over seeds."),
     "ablate": ("compare", "Repeat one of the paper's ablation tables on your images."),

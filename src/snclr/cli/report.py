@@ -1,15 +1,22 @@
-"""Print the result of `snclr report`."""
+"""Print the results of `snclr report`, `explore` and `curate`."""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
+from snclr.api.explore import curate, explore
 from snclr.api.report import report
 from snclr.cli.flags import Command
+from snclr.explorer.jobs import THREADS
 
 if TYPE_CHECKING:
+    from snclr.evaluation.analysis.results import CurateResult
+    from snclr.explorer.results import ExploreResult
     from snclr.reports.build import ReportResult
 
 _EXAMPLES = """Examples:
@@ -22,6 +29,26 @@ _EXAMPLES = """Examples:
 One HTML file: training curves, images with their neighbors, a map of the images, evaluations with their protocols, bad
 images and settings. It loads nothing from the network, so it can be sent by email. Runs in progress have a report too.
 """
+_EXPLORE_EXAMPLES = """Examples:
+  snclr explore runs/photos                            # prints an address to open in a browser; Ctrl-C ends it
+  snclr explore runs/photos runs/other                 # compare two runs
+  snclr explore runs/photos --data new-photos/         # other images than those of the training
+  snclr explore runs/photos --gallery archive/         # search in another folder, too
+  snclr explore runs/photos --static pages/photos      # a folder that opens without a server
+
+Needs pip install 'snclr[explore]'. The server listens on 127.0.0.1 only, and only to the printed address. It reads the
+run and writes nothing but the feature cache in RUN/evaluation. Runs in progress show live curves.
+"""
+_CURATE_EXAMPLES = """Examples:
+  snclr curate runs/photos --out duplicates.txt --keep unique.txt
+  snclr pretrain --data unique.txt --out runs/unique            # train without the near-duplicates
+  snclr curate runs/photos --find leaks --test test-photos/ --out leaks.txt
+  snclr curate runs/photos --find labels --out suspects.txt
+  snclr curate runs/photos --find diverse --number 500 --out label-these.txt
+  snclr finetune runs/photos --labels label-these.txt
+
+Nothing is deleted. Each image of the list is below a comment with its reason.
+"""
 
 
 def show_report(result: ReportResult) -> None:
@@ -31,8 +58,34 @@ def show_report(result: ReportResult) -> None:
         print(f"  without {section}: {reason}")
 
 
+def show_explore(result: ExploreResult) -> None:
+    """Print the written folder; end the program at once if UMAP still runs, which cannot be cancelled."""
+    if result.folder is not None:
+        size = result.bytes / 1e6
+        print(f"wrote {result.folder}: {result.images:,} images, {result.files:,} files, {size:.1f} MB")
+        print(f"open {result.folder}/index.html")
+    sys.stdout.flush()
+    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        os._exit(0)  # a normal end would abort in the middle of a computation
+
+
+def show_curate(result: CurateResult) -> None:
+    """Print what was found, with the first entries."""
+    groups = "" if result.groups is None else f" in {result.groups:,} groups"
+    print(f"found {result.found:,} of {result.images:,} images{groups}; {result.protocol}")
+    for entry in result.entries[:8]:
+        print(f"  {entry['key']}\n    {entry['reason']}")
+    if result.found > 8:
+        print(f"  … and {result.found - 8:,} more")
+    print(f"wrote {result.file}" + (f" and {result.keep}" if result.keep else ""))
+    if result.skipped:
+        print(f"{result.skipped:,} images could not be read and are in no list")
+
+
 COMMANDS = {
     "report": Command(
         function=report, show=show_report, examples=_EXAMPLES, flags={"k": Parameter(alias="--neighbors")}
-    )
+    ),
+    "explore": Command(function=explore, show=show_explore, examples=_EXPLORE_EXAMPLES, without=("on_ready",)),
+    "curate": Command(function=curate, show=show_curate, examples=_CURATE_EXAMPLES),
 }

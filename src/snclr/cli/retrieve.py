@@ -22,7 +22,8 @@ _EMBED_EXAMPLES = """Examples:
 The suffix of --out selects the format:
   .npy       a float32 array (images, features); photos.keys.json beside it has the image keys in order
   .npz       the arrays features, keys and labels, and metadata, in one file
-  .parquet   the columns key, label and feature, and metadata; needs pip install 'snclr[parquet]'
+  .parquet   the columns key, label, feature, projection_x, projection_y and neighbors, and metadata;
+             needs pip install 'snclr[parquet]'
 
 Features are also cached in RUN/evaluation/features. Repeat the command to continue after a stop.
 """

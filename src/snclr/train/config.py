@@ -135,6 +135,8 @@ class OutputConfig:
     """Steps between checkpoints (0: once per epoch)."""
     keep_checkpoints: Count = 2
     """Number of checkpoints to keep."""
+    keep_encoders: NonNegativeInt = 0
+    """Encoder snapshots to keep, spread evenly over training, for the time axis of snclr explore."""
     log_every: Count = 10
     """Steps between records in metrics.jsonl."""
     max_bad_share: NonNegative = 0.1

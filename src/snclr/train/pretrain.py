@@ -120,7 +120,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
             _train(task, checkpoint, stop, quiet=quiet)
         with raise_on_all_ranks():
             if fabric.is_global_zero:
-                task.on_save()
+                task.on_save(task.total_steps)
                 names = ("method", "recipe", "data", "epochs", "batch_size", "seed")
                 origin = {**{name: getattr(config, name) for name in names}, "steps": task.total_steps}
                 save_encoder(task.module.encoder, task.spec, run.path, extra=origin)

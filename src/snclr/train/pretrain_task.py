@@ -14,6 +14,7 @@ from torch import Tensor
 
 from snclr.checkpoint.format import Checkpoint
 from snclr.checkpoint.run_dir import RunDir
+from snclr.checkpoint.snapshots import save_snapshot
 from snclr.data.datasets.base import ImageDataset
 from snclr.data.loader import Batch, ViewLoader
 from snclr.distributed.collectives import all_gather, all_reduce_sum
@@ -178,6 +179,7 @@ class PretrainTask(LoaderTask):
         if step == self.total_steps:
             write_projector(self.run.tensorboard, queue, self.dataset)
 
-    def on_save(self) -> None:
-        """Write skipped.jsonl: the unreadable images and the reasons."""
+    def on_save(self, step: int) -> None:
+        """Write skipped.jsonl (the unreadable images and the reasons) and, if it is due, an encoder snapshot."""
         write_atomic(self.run.skipped, "".join(json.dumps(asdict(skip)) + "\n" for skip in self.loader.skipped))
+        save_snapshot(self.run, self.module.encoder, step, total_steps=self.total_steps, keep=self.config.keep_encoders)

@@ -93,8 +93,8 @@ class TrainTask(ABC, Generic[BatchT]):
     def on_epoch(self, step: int, metrics: MetricsLog) -> None:
         """Add to the metrics after an epoch (rank 0)."""
 
-    def on_save(self) -> None:
-        """Write files that go with a checkpoint (rank 0)."""
+    def on_save(self, step: int) -> None:
+        """Write files that go with the checkpoint of a step (rank 0)."""
 
 
 class LoaderTask(TrainTask[Batch]):
@@ -259,7 +259,7 @@ class Trainer(Generic[BatchT]):
                 if self.identity is not None:
                     info["identity"] = self.identity
                 save_checkpoint(self.checkpoints, tensors, info, step=step, keep=self.keep)
-                self.task.on_save()
+                self.task.on_save(step)
         self._saved, self._saved_at = step, time.monotonic()
 
 

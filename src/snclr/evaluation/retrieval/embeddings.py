@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 
 from snclr import __version__
 from snclr.data.datasets.base import open_dataset
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
+from snclr.evaluation.analysis.graph import Graph, neighbor_graph
+from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
 from snclr.evaluation.retrieval.gallery import class_names
 from snclr.evaluation.retrieval.results import EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
@@ -25,6 +28,7 @@ from snclr.io.atomic import check_writable, explain_unwritable, replacing, write
 from snclr.io.hashing import weights_digest
 
 FORMATS = (".npy", ".npz", ".parquet")
+LAYOUTS = ("none", "pca", "umap")
 _UNWRITABLE = "choose another --out"
 _METADATA = "snclr"  # key of our metadata in the parquet schema
 
@@ -42,13 +46,20 @@ class Embeddings:
     keys: list[str]
     labels: list[str | None] | None
     metadata: dict[str, Any]
+    layout: Matrix | None = None
+    """(n, 2), written to parquet files only."""
+    neighbors: Graph | None = None
+    """Rows and cosines (n, k) of the nearest images, written to parquet files only."""
 
 
 def embed_dataset(
-    session: Session, *, out: str | Path, data: str | None, split: str, normalize: bool, batch_size: int
-) -> EmbedResult:
+    session: Session, *, out: str | Path, data: str | None, split: str, normalize: bool, batch_size: int,
+    layout: str = "none", neighbors: int = 0,
+) -> EmbedResult:  # fmt: skip
     """Write the features of every readable image's center crop to a file."""
     path = check_out(out)
+    if layout not in LAYOUTS or neighbors < 0:
+        raise UserError(f"layout {layout!r}, neighbors {neighbors}: allowed are {', '.join(LAYOUTS)}, and at least 0")
     session.on_rank_zero(lambda: check_writable(path, _UNWRITABLE))
     (encoder, spec), dataset = session.open(
         lambda: (run_encoder(session.run), open_dataset(data or data_of(session.run), split=split, download=True))
@@ -73,9 +84,34 @@ def embed_dataset(
     }
     keys = [dataset.key(index) for index in extracted.ids.tolist()]
     embeddings = Embeddings(features.numpy(), keys, class_names(dataset, extracted.ids), metadata)
-    session.on_rank_zero(lambda: write_embeddings(path, embeddings))
+
+    def write() -> dict[str, Any]:
+        shown = _with_layout(embeddings, layout, neighbors) if path.suffix.lower() == ".parquet" else embeddings
+        write_embeddings(path, shown)
+        return shown.metadata
+
+    metadata = session.on_rank_zero(write)
     names = str(keys_file(path)) if path.suffix.lower() == ".npy" else None
     return EmbedResult(str(path), names, len(keys), metadata)
+
+
+def _with_layout(embeddings: Embeddings, layout: str, neighbors: int) -> Embeddings:
+    """Add a 2-D layout and the nearest images, for viewers of embeddings."""
+    features = torch.from_numpy(embeddings.features)
+    if len(features) < 3:
+        return embeddings
+    k = max(neighbors, UMAP_NEIGHBORS if layout == "umap" else 0)
+    graph = neighbor_graph(features, k) if k else None
+    placed = None
+    if layout == "umap":
+        assert graph is not None
+        placed = umap_layout(features, graph)
+    elif layout == "pca":
+        placed = pca(features)
+    metadata = embeddings.metadata | ({} if placed is None else {"layout": placed.description})
+    found = Graph(graph.cosine[:, :neighbors], graph.index[:, :neighbors]) if graph is not None and neighbors else None
+    points = None if placed is None else placed.points
+    return dataclasses.replace(embeddings, metadata=metadata, layout=points, neighbors=found)
 
 
 def check_out(path: Path | str) -> Path:
@@ -128,6 +164,11 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
                     columns["label"] = pa.array(labels, pa.string())
                 values = pa.array(np.ascontiguousarray(features).reshape(-1))
                 columns["feature"] = pa.FixedSizeListArray.from_arrays(values, features.shape[1])
+                if embeddings.layout is not None:
+                    columns["projection_x"] = pa.array(embeddings.layout[:, 0])
+                    columns["projection_y"] = pa.array(embeddings.layout[:, 1])
+                if embeddings.neighbors is not None:
+                    columns["neighbors"] = _neighbors_column(pa, embeddings.neighbors)
                 table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(metadata)})
                 _pyarrow("pyarrow.parquet").write_table(table, file)
         if path.suffix.lower() == ".npy":
@@ -157,6 +198,13 @@ def read_embeddings(path: Path | str) -> Embeddings:
         raise UserError(f"{path} is damaged: features and keys do not match; write it again with snclr embed")
     # A copy of our own: memory of pyarrow is read-only, which torch rejects.
     return dataclasses.replace(embeddings, features=np.require(embeddings.features, np.float32, ["C", "W"]))
+
+
+def _neighbors_column(pa: Any, graph: Graph) -> Any:
+    """Return structs of row numbers and cosine distances, nearest first, as embedding-atlas reads them."""
+    ids = pa.array(graph.index.tolist(), pa.list_(pa.int64()))
+    distances = pa.array((1 - graph.cosine).clamp(min=0).tolist(), pa.list_(pa.float32()))
+    return pa.StructArray.from_arrays([ids, distances], ["ids", "distances"])
 
 
 def _read_npy(path: Path) -> Embeddings:

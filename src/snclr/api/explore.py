@@ -1,0 +1,134 @@
+"""`snclr.explore` and `snclr.curate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snclr.api.options import SessionOptions, with_options
+from snclr.errors import UserError
+from snclr.evaluation.analysis.results import CurateResult
+from snclr.explorer.results import ExploreResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def explore(
+    run: str | Path,
+    other: str | Path | None = None,
+    *,
+    data: str | None = None,
+    test: str | None = None,
+    gallery: str | None = None,
+    port: int = 8811,
+    static: str | Path | None = None,
+    images: int = 1_000,
+    overwrite: bool = False,
+    device: str = "auto",
+    cache: bool = True,
+    quiet: bool = False,
+    on_ready: Callable[[str], None] = print,
+) -> ExploreResult:
+    """Open a run in the browser: neighbors, map, training, time, comparison, views and curation.
+
+    A server on 127.0.0.1 serves the page until Ctrl-C. Features are read from RUN/evaluation/features, and computed in
+    the background if they are missing. With `static`, the page is written to a folder that opens without a server.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain, complete or in progress.
+        other: Second run, or folder with an encoder, to compare with.
+        data: Images to explore: a folder, a list, shards or a dataset name (default: the run's training data).
+        test: Test images to search for leaks (default: the test split of the data, if it has one).
+        gallery: Another folder of images to search in.
+        port: Port on 127.0.0.1; 0 chooses a free one.
+        static: Folder to write instead of serving.
+        images: Maximum number of images in a static folder; larger datasets are sampled.
+        overwrite: Replace an earlier static folder.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        cache: Read and write features in RUN/evaluation/features.
+        quiet: Print no progress.
+        on_ready: Called with the address when the server is ready.
+    """
+    _check_installed()
+    from snclr.evaluation.session import open_session
+    from snclr.explorer.opened import Explorer
+    from snclr.explorer.security import new_token
+    from snclr.explorer.server import open_socket, serve
+
+    if static is not None:
+        from snclr.explorer.static import check_folder, write_static
+
+        check_folder(Path(static), overwrite=overwrite)
+        with open_session(run, device=device, cache=cache, quiet=True) as session:
+            explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
+            try:
+                return write_static(explorer, Path(static), images=images, quiet=quiet)
+            finally:
+                explorer.close()
+                explorer.join()
+    listener = open_socket(port)
+    with listener, open_session(run, device=device, cache=cache, quiet=True) as session:
+        explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
+        token = new_token()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
+        explorer.start()
+        on_ready(address)
+        try:
+            serve(explorer, listener, token)
+        finally:
+            explorer.close()
+            explorer.join()
+    return ExploreResult(address)
+
+
+@with_options(SessionOptions)
+def curate(
+    run: str | Path,
+    *,
+    out: str | Path,
+    find: Literal["duplicates", "leaks", "outliers", "labels", "diverse"] = "duplicates",
+    keep: str | Path | None = None,
+    data: str | None = None,
+    test: str | None = None,
+    threshold: float = 0.95,
+    number: int = 100,
+    k: int = 20,
+    **options: Unpack[SessionOptions],
+) -> CurateResult:
+    """Find near-duplicates, leaks, outliers, suspect labels or a diverse subset, and write them as a list file.
+
+    Each entry of the list has its reason as a comment. `--data` and `finetune --labels` read the list. No image is
+    changed or deleted.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        out: List file to write: the images found, each below its reason.
+        find: duplicates: all but the first image of each group of near-duplicates. leaks: test images with a
+            near-duplicate in the training images. outliers: the images least like their neighbors. labels: images
+            whose neighbors vote for another class. diverse: a subset that covers all images.
+        keep: Second list file to write: all other images.
+        data: Images: a folder, a list, shards or a dataset name (default: the run's training data).
+        test: Test images for leaks (default: the test split of the data).
+        threshold: Smallest cosine of a near-duplicate, for duplicates and leaks.
+        number: Number of images to list, for outliers, labels and diverse.
+        k: Neighbors per image, for outliers and labels.
+        options: Those of `SessionOptions`.
+    """
+    from snclr.evaluation.analysis.curate_run import curate_run
+    from snclr.evaluation.session import open_session
+
+    with open_session(run, **options) as session:
+        return curate_run(
+            session, out=Path(out), find=find, keep=None if keep is None else Path(keep), data=data, test=test,
+            threshold=threshold, number=number, k=k,
+        )  # fmt: skip
+
+
+def _check_installed() -> None:
+    import importlib.util
+
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"snclr explore needs {' and '.join(missing)}: pip install 'snclr[explore]'")

@@ -1,0 +1,171 @@
+"""`snclr curate`: find images by the features of a run and write list files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snclr.data.datasets.base import ImageDataset, open_dataset
+from snclr.data.splits import has_test_part, open_splits
+from snclr.errors import UserError
+from snclr.evaluation.analysis import curation
+from snclr.evaluation.analysis.graph import neighbor_graph
+from snclr.evaluation.analysis.lists import Entry, format_list
+from snclr.evaluation.analysis.results import CurateResult
+from snclr.evaluation.session import Session, data_of, run_encoder
+from snclr.io.atomic import check_writable, explain_unwritable, write_atomic
+
+_UNWRITABLE = "choose another --out or --keep"
+_SHOWN = 20
+
+
+class Images(NamedTuple):
+    """Readable images of a dataset: normalized features (n, D), ids (n,) and labels (n,) or None."""
+
+    dataset: ImageDataset
+    features: Tensor
+    ids: Tensor
+    labels: Tensor | None
+    skipped: int
+
+    def key(self, row: int) -> str:
+        """Return the key of the image in a row."""
+        return self.dataset.key(int(self.ids[row]))
+
+
+class Findings(NamedTuple):
+    """Rows with their reasons, how they were found, and the number of groups of near-duplicates."""
+
+    rows: list[tuple[int, str]]
+    protocol: str
+    groups: int | None = None
+
+
+def curate_run(
+    session: Session, *, out: Path, find: str, keep: Path | None, data: str | None, test: str | None,
+    threshold: float, number: int, k: int,
+) -> CurateResult:  # fmt: skip
+    """Find images of a dataset and write them, with reasons, to `out`; all others to `keep`."""
+    if not -1 <= threshold <= 1 or number < 1 or k < 1:
+        raise UserError(
+            f"threshold {threshold:g}, number {number}, k {k}: allowed are -1 to 1, and at least 1 for the others"
+        )
+    for path in (out, keep):
+        if path is not None:
+            session.on_rank_zero(lambda path=path: check_writable(path, _UNWRITABLE))  # type: ignore[misc]
+    finders: dict[str, Callable[[Images], Findings]] = {
+        "duplicates": lambda images: _duplicates(images, threshold),
+        "outliers": lambda images: _outliers(images, k, number),
+        "labels": lambda images: _suspects(images, k, number),
+        "diverse": lambda images: _diverse(images, number),
+    }
+    spec = data or data_of(session.run)
+    if find == "leaks":
+        train, images = _open_pair(session, spec, test)
+        found = _leaks(train, images, threshold)
+    elif find in finders:
+        images = _images(session, open_dataset(spec, download=True), "features")
+        found = finders[find](images)
+    else:
+        raise UserError(f"find is {find!r}; choose leaks, {', '.join(finders)}")
+    entries = [Entry(int(images.ids[row]), reason) for row, reason in found.rows]
+    total = f"{len(entries):,} of {len(images.dataset):,} images of {images.dataset.name}"
+    command = f"by snclr curate {session.run} --find {find}"
+    _write(session, out, format_list(images.dataset, entries, [f"{found.protocol}; {total}", command]))
+    if keep is not None:
+        listed = {entry.index for entry in entries}
+        rest = [Entry(index, "") for index in images.ids.tolist() if index not in listed]
+        _write(session, keep, format_list(images.dataset, rest, [f"all images but those of {out.name}", command]))
+    return CurateResult(
+        find, str(out), None if keep is None else str(keep), len(entries), len(images.dataset), found.groups,
+        found.protocol, [{"key": images.dataset.key(e.index), "reason": e.reason} for e in entries[:_SHOWN]],
+        images.skipped,
+    )  # fmt: skip
+
+
+def _images(session: Session, dataset: ImageDataset, description: str) -> Images:
+    encoder, spec = run_encoder(session.run)
+    found = session.features(encoder, dataset, image_size=spec.image_size, description=description)
+    return Images(dataset, F.normalize(found.features, dim=1), found.ids, found.labels, len(found.skipped))
+
+
+def _open_pair(session: Session, data: str, test: str | None) -> tuple[Images, Images]:
+    if test is None and not has_test_part(data):
+        raise UserError(
+            f"leaks need test images: give --test, or data with a train and a test folder ({data} has none)"
+        )
+    train, test_part, _ = open_splits(data, test)
+    return _images(session, train, "training features"), _images(session, test_part, "test features")
+
+
+def _duplicates(images: Images, threshold: float) -> Findings:
+    groups = curation.duplicate_groups(curation.similar_pairs(images.features, threshold), len(images.features))
+    rows = []
+    for group in groups:
+        for row in group[1:]:
+            others = torch.tensor([other for other in group if other != row])
+            cosine, best = (images.features[others] @ images.features[row]).max(dim=0)
+            nearest = images.key(int(others[best]))
+            rows.append((row, f"near-duplicate of {nearest} (cosine {float(cosine):.4f}, group of {len(group)})"))
+    protocol = f"near-duplicates: cosine of encoder features ≥ {threshold:g}, the first of each group is not listed"
+    return Findings(rows, protocol, len(groups))
+
+
+def _leaks(train: Images, test: Images, threshold: float) -> Findings:
+    found = curation.leaks(train.features, test.features, threshold)
+    rows = [
+        (row, f"leak: cosine {cosine:.4f} to the training image {train.key(nearest)}")
+        for row, nearest, cosine in zip(found.one.tolist(), found.other.tolist(), found.cosine.tolist(), strict=True)
+    ]
+    return Findings(rows, f"leaks: test images with a cosine ≥ {threshold:g} to an image of {train.dataset.name}")
+
+
+def _outliers(images: Images, k: int, number: int) -> Findings:
+    graph = neighbor_graph(images.features, k)
+    scores, k = curation.outlier_scores(graph), graph.index.shape[1]
+    best = scores.argsort(descending=True, stable=True)[:number].tolist()
+    rows = [(row, f"outlier: mean cosine {1 - float(scores[row]):.4f} to its {k} nearest images") for row in best]
+    return Findings(rows, f"outliers: smallest mean cosine to their {k} nearest images")
+
+
+def _suspects(images: Images, k: int, number: int) -> Findings:
+    labels = images.labels
+    if labels is None or not bool((labels >= 0).any()):
+        raise UserError(
+            f"{images.dataset.name} has no labels; give --data with one folder per class or a list with labels"
+        )
+    graph = neighbor_graph(images.features, k)
+    names = images.dataset.classes or [str(n) for n in range(int(labels.max()) + 1)]
+    suspects = curation.suspect_labels(graph, labels)
+    rows = []
+    for suspect in suspects[:number]:
+        own = f"labeled {names[int(labels[suspect.row])]} ({suspect.own_share:.0%} of the vote)"
+        rows.append((suspect.row, f"{own}, neighbors vote {names[suspect.voted]} ({suspect.share:.0%})"))
+    protocol = (
+        f"suspect labels: leave-one-out vote of {graph.index.shape[1]} neighbors, weights "
+        f"exp(cosine / {curation.VOTE_TEMPERATURE:g}), {len(suspects):,} disagree"
+    )
+    return Findings(rows, protocol)
+
+
+def _diverse(images: Images, number: int) -> Findings:
+    chosen, cosines = curation.diverse_subset(images.features, number)
+    rows = [
+        (row, f"{n}: cosine at most {cosine:.4f} to those before" if n > 1 else "1: nearest to the mean of all images")
+        for n, (row, cosine) in enumerate(zip(chosen.tolist(), cosines.tolist(), strict=True), start=1)
+    ]
+    return Findings(rows, "diverse subset: greedy k-center by cosine of encoder features")
+
+
+def _write(session: Session, path: Path, text: str) -> None:
+    def write() -> None:
+        with explain_unwritable(path, _UNWRITABLE):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text)
+
+    session.on_rank_zero(write)

@@ -1,0 +1,98 @@
+"""The exact neighbor graph of a set of features, and what it says about each image.
+
+Shapes: n images, D features (L2-normalized rows), k neighbors. An index (n, k) has -1 where a row has fewer neighbors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snclr.methods.snclr import kernels
+
+_ROWS = 1024
+Report = Callable[[int, int], None]
+"""Called with the number of finished and of all rows; it may raise to cancel."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The k nearest neighbors of each image, nearest first: cosine (n, k) and row (n, k)."""
+
+    cosine: Tensor
+    index: Tensor
+
+
+def neighbor_graph(features: Tensor, k: int, report: Report = lambda done, total: None) -> Graph:
+    """Find the k rows with the largest cosine to each row (n, D), without the row itself.
+
+    >>> neighbor_graph(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1).index.tolist()
+    [[1], [0], [1]]
+    """
+    unit = F.normalize(features.float(), dim=1)
+    k = max(1, min(k, len(unit) - 1))
+    cosine, index = torch.empty(len(unit), k), torch.empty(len(unit), k, dtype=torch.int64)
+    for start in range(0, len(unit), _ROWS):
+        stop = min(start + _ROWS, len(unit))
+        own = torch.arange(stop - start)
+        cosine[start:stop], index[start:stop] = kernels.topk(unit[start:stop], unit, k, exclude=(own, own + start))
+        report(stop, len(unit))
+    return Graph(cosine, index)
+
+
+def hubness(index: Tensor, n: int | None = None) -> Tensor:
+    """Return how often each image is among the k neighbors of another: counts (n,) int64, k on average.
+
+    >>> hubness(torch.tensor([[1], [0], [1]])).tolist()
+    [1, 2, 0]
+    """
+    return torch.bincount(index[index >= 0], minlength=len(index) if n is None else n)
+
+
+def purity(index: Tensor, labels: Tensor) -> Tensor:
+    """Return the share of each image's neighbors that have its class (n,); NaN if its class or all theirs is unknown.
+
+    `labels` (n,) has -1 for an unknown class.
+
+    >>> purity(torch.tensor([[1, 2], [0, 2], [0, 1]]), torch.tensor([0, 0, -1])).tolist()
+    [1.0, 1.0, nan]
+    """
+    near = labels[index.clamp(min=0)]
+    known = (index >= 0) & (near >= 0) & (labels >= 0)[:, None]
+    same = known & (near == labels[:, None])
+    return same.sum(dim=1).float() / known.sum(dim=1).float()
+
+
+def reciprocity(index: Tensor) -> Tensor:
+    """Return the share of each image's neighbors that have it among their own neighbors (n,).
+
+    It needs no labels. Neighbors that are not mutual are more often of another class.
+
+    >>> reciprocity(torch.tensor([[1], [0], [1]])).tolist()
+    [1.0, 1.0, 0.0]
+    """
+    mutual = torch.zeros(len(index))
+    for start in range(0, len(index), _ROWS):
+        rows = index[start : start + _ROWS]
+        own = torch.arange(start, start + len(rows))
+        back = (index[rows.clamp(min=0)] == own[:, None, None]).any(dim=2) & (rows >= 0)
+        mutual[start : start + len(rows)] = back.float().sum(dim=1) / (rows >= 0).sum(dim=1).clamp(min=1)
+    return mutual
+
+
+def overlap(one: Tensor, other: Tensor) -> Tensor:
+    """Return overlap@k of two neighbor lists (n, k) of the same images: the share of common neighbors (n,).
+
+    >>> overlap(torch.tensor([[1, 2]]), torch.tensor([[2, 3]])).tolist()
+    [0.5]
+    """
+    shared = torch.empty(len(one))
+    for start in range(0, len(one), _ROWS):
+        rows = slice(start, start + _ROWS)
+        same = (one[rows, :, None] == other[rows, None, :]) & (one[rows, :, None] >= 0)
+        shared[rows] = same.any(dim=2).sum(dim=1).float()
+    return shared / max(1, one.shape[1])

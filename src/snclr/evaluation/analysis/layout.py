@@ -1,0 +1,178 @@
+"""2-D layouts of features: PCA, UMAP (umap-learn), alignment of two layouts, and how faithful a layout is."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snclr.errors import UserError
+from snclr.evaluation.analysis.graph import Graph
+
+Points = npt.NDArray[np.float32]
+
+UMAP_NEIGHBORS = 15
+_ROWS = 512
+
+
+class Layout(NamedTuple):
+    """Points (n, 2) and a description of how they were computed."""
+
+    points: Points
+    description: str
+
+
+def pca(features: Tensor) -> Layout:
+    """Project L2-normalized features (n, D) on their first two principal components.
+
+    Deterministic: the largest weight of each component is positive.
+
+    >>> pca(torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]])).points.shape
+    (3, 2)
+    """
+    unit = F.normalize(features.float(), dim=1)
+    if unit.shape[1] < 2:
+        unit = F.pad(unit, (0, 2 - unit.shape[1]))
+    centered = unit - unit.mean(dim=0)
+    values, vectors = torch.linalg.eigh((centered.T @ centered).double())
+    components = vectors[:, [-1, -2]]
+    components = components * components.gather(0, components.abs().argmax(dim=0, keepdim=True)).sign()
+    shares = (values[[-1, -2]].clamp(min=0) / values.sum().clamp(min=1e-20)).tolist()
+    points = (centered @ components.float()).numpy()
+    return Layout(points, f"PCA: the two components explain {shares[0]:.1%} and {shares[1]:.1%} of the variance")
+
+
+def umap_installed() -> bool:
+    """Return whether umap-learn can be imported."""
+    return importlib.util.find_spec("umap") is not None
+
+
+def umap_layout(
+    features: Tensor, graph: Graph, *, seed: int = 0, init: Points | None = None, tick: Callable[[], None] | None = None
+) -> Layout:
+    """Lay out features (n, D) by UMAP with 15 exact neighbors, from `graph`; the same seed gives the same layout.
+
+    `tick` is called about twice a second; an exception of it does not stop the computation.
+    """
+    if not umap_installed():
+        raise UserError("UMAP needs umap-learn: pip install 'snclr[explore]'; the PCA layout needs nothing")
+    import warnings
+
+    neighbors = min(UMAP_NEIGHBORS, len(features) - 1, graph.index.shape[1] + 1)
+    if neighbors < 2:
+        raise UserError(f"UMAP needs at least three images, not {len(features)}")
+    unit = F.normalize(features.float(), dim=1).numpy()
+    # umap counts the point itself as its first neighbor, at distance 0.
+    own = np.arange(len(unit), dtype=np.int64)[:, None]
+    index = np.concatenate([own, graph.index[:, : neighbors - 1].numpy()], axis=1)
+    distance = np.concatenate(
+        [np.zeros((len(unit), 1), np.float32), (1 - graph.cosine[:, : neighbors - 1]).clamp(min=0).numpy()], axis=1
+    )
+    ticker = _Ticker(tick)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # umap warns that a seed makes it single-threaded
+            import umap
+
+            model: Any = umap.UMAP(
+                n_neighbors=neighbors, metric="cosine", random_state=seed, n_jobs=1, min_dist=0.1,
+                init="pca" if init is None else init, precomputed_knn=(index, distance, None),
+                force_approximation_algorithm=True,
+            )  # fmt: skip
+            points = np.asarray(model.fit_transform(unit), np.float32)
+    finally:
+        ticker.stop()
+    points -= points.mean(axis=0)
+    return Layout(points, f"UMAP: {neighbors} exact neighbors by cosine, min_dist 0.1, seed {seed}")
+
+
+class _Ticker:
+    """Call a function twice a second from a thread until `stop`."""
+
+    def __init__(self, tick: Callable[[], None] | None) -> None:
+        self._done = threading.Event()
+        if tick is not None:
+            threading.Thread(target=self._run, args=(tick,), daemon=True).start()
+
+    def _run(self, tick: Callable[[], None]) -> None:
+        while not self._done.wait(0.5):
+            tick()
+
+    def stop(self) -> None:
+        self._done.set()
+
+
+def align(points: Points, reference: Points) -> Points:
+    """Rotate, reflect, scale and move `points` (n, 2) to lie as close as possible to `reference` (n, 2) (Procrustes).
+
+    >>> square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], np.float32)
+    >>> turned = 3 * square[:, ::-1] + 5
+    >>> bool(np.allclose(align(turned, square), square, atol=1e-5))
+    True
+    """
+    center, target = points.mean(axis=0), reference.mean(axis=0)
+    moved, goal = (points - center).astype(np.float64), (reference - target).astype(np.float64)
+    u, values, vt = np.linalg.svd(moved.T @ goal)
+    scale = values.sum() / max(float((moved**2).sum()), 1e-20)
+    return np.asarray(scale * moved @ (u @ vt) + target, np.float32)
+
+
+def kept_neighbors(index: Tensor, points: Points) -> Tensor:
+    """Return the share of each image's true neighbors (n, k) that are among its k nearest points on the map (n,).
+
+    A low share marks a place where the map is wrong: the image's real neighbors are elsewhere.
+
+    >>> line = np.array([[0, 0], [1, 0], [2.5, 0]], np.float32)
+    >>> kept_neighbors(torch.tensor([[1], [2], [0]]), line).tolist()
+    [1.0, 0.0, 0.0]
+    """
+    from scipy.spatial import cKDTree
+
+    from snclr.evaluation.analysis.graph import overlap
+
+    k = index.shape[1]
+    _, near = cKDTree(points).query(points, k=k + 1)
+    near = torch.from_numpy(np.atleast_2d(near))
+    own = near == torch.arange(len(near))[:, None]
+    own[~own.any(dim=1), -1] = True  # of more than k equal points, the point itself may be missing
+    return overlap(index, near[~own].view(len(near), k))
+
+
+def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | None = None) -> Tensor:
+    """Return the trustworthiness of a layout at each point (Venna and Kaski, 2001): (n,), or of the given rows.
+
+    1 if the k nearest points on the map are true neighbors; each that is not is counted by its true rank.
+    """
+    from scipy.spatial import cKDTree
+
+    unit = F.normalize(features.float(), dim=1)
+    n = len(unit)
+    if not 2 * n - 3 * k - 1 > 0:
+        raise UserError(f"trustworthiness of {n} images is defined for k below {(2 * n - 1) / 3:.0f}, not {k}")
+    rows = torch.arange(n) if rows is None else rows
+    _, near = cKDTree(points).query(points[rows.numpy()], k=k + 1)
+    near = torch.from_numpy(np.atleast_2d(near))
+    own = near == rows[:, None]
+    own[~own.any(dim=1), -1] = True
+    near = near[~own].view(len(rows), k)
+    result = torch.empty(len(rows))
+    for start in range(0, len(rows), _ROWS):
+        part = slice(start, start + _ROWS)
+        cosine = unit[rows[part]] @ unit.T
+        cosine.scatter_(1, rows[part][:, None], torch.inf)  # the point itself has rank 0
+        of_near = cosine.gather(1, near[part])
+        rank = torch.stack([(cosine > column[:, None]).sum(dim=1) for column in of_near.unbind(dim=1)], dim=1)
+        result[part] = 1 - _penalty(rank, k, n)
+    return result
+
+
+def _penalty(rank: Tensor, k: int, n: int) -> Tensor:
+    """Return 2 / (k (2n − 3k − 1)) Σ max(0, rank − k) over the map's neighbors (rows, k) → (rows,)."""
+    return (rank - k).clamp(min=0).sum(dim=1).float() * (2.0 / (k * (2 * n - 3 * k - 1)))

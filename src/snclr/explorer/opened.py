@@ -1,0 +1,250 @@
+"""The opened runs and image sets, the images of uploads, and the features that all screens share."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from snclr.data.decode import BadImage, RGBImage, decode_stream
+from snclr.errors import UserError
+from snclr.evaluation.analysis.graph import Graph, neighbor_graph
+from snclr.evaluation.session import Session
+from snclr.explorer.jobs import Job, Jobs, Pending
+from snclr.explorer.run_data import (
+    ImageSet,
+    Matrix,
+    Network,
+    OpenedRun,
+    Space,
+    open_extra,
+    open_images,
+    open_test,
+    sample_ids,
+    subset,
+)
+
+GRAPH_K = 20
+"""Neighbors per image in the graph that colors the map."""
+MAX_UPLOAD_BYTES = 20 * 2**20
+MAX_QUERIES = 100
+SAMPLE = 3_000
+"""Images that Time and Compare encode with other encoders; larger datasets are sampled."""
+_QUERY_SIDE = 1024
+_CACHED_BYTES = 96 * 2**20
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """An image by the name of its set and its index in it. Uploads are in the set "queries"."""
+
+    set: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Query:
+    """An uploaded image, or a box of an image."""
+
+    pixels: RGBImage
+    title: str
+
+
+class Explorer:
+    """Everything the endpoints read. Features are computed in the background: methods raise Pending until then."""
+
+    def __init__(
+        self, session: Session, other: str | Path | None = None, *, data: str | None = None, test: str | None = None,
+        gallery: str | None = None,
+    ) -> None:  # fmt: skip
+        run = session.run
+        self.jobs = Jobs()
+        self.run = OpenedRun("a", run, session)
+        self.other = None if other is None else OpenedRun("b", Path(other), session)
+        images, training, self.trained_on = open_images(run, data)
+        sets = [images, training, None if gallery is None else open_extra(gallery), open_test(data, run, test)]
+        self.sets: dict[str, ImageSet] = {each.name: each for each in sets if each is not None}
+        self._queries: OrderedDict[int, Query] = OrderedDict()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._encoded: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
+        self._encoded_bytes = 0
+
+    # Images
+
+    @property
+    def images(self) -> ImageSet:
+        """The images to explore."""
+        return self.sets["images"]
+
+    def opened(self, name: str) -> OpenedRun:
+        """Return a run by its name, a or b."""
+        found = {"a": self.run, "b": self.other}.get(name)
+        if found is None:
+            raise UserError(f"there is no run {name!r}; open a second one with snclr explore RUN RUN2")
+        return found
+
+    def ref(self, set_name: str, index: str | int) -> ImageRef:
+        """Check and return the reference of an image."""
+        try:
+            number = int(index)
+        except ValueError:
+            number = -1
+        if set_name == "queries":
+            if number in self._queries:
+                return ImageRef(set_name, number)
+            raise UserError("this query is gone; upload the image again")
+        if set_name not in self.sets or not 0 <= number < len(self.sets[set_name].dataset):
+            raise UserError(f"there is no image {index!r} in {set_name!r}")
+        return ImageRef(set_name, number)
+
+    def load(self, ref: ImageRef, min_side: int | None = None) -> RGBImage:
+        """Decode an image; raises BadImage."""
+        if ref.set == "queries":
+            return self._queries[ref.index].pixels
+        return self.sets[ref.set].dataset.load(ref.index, min_side)
+
+    def add_query(self, data: bytes, title: str) -> ImageRef:
+        """Decode an upload with the safe decoder and keep it for this session; BadImage if it is not an image."""
+        return self._keep(decode_stream(io.BytesIO(data), _QUERY_SIDE), title)
+
+    def add_box(self, ref: ImageRef, box: tuple[float, float, float, float]) -> ImageRef:
+        """Keep a box (left, top, right, bottom, in shares of the image) of an image as a query."""
+        left, top, right, bottom = box
+        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+            raise UserError(f"the box {box} is not inside the image")
+        pixels = self.load(ref)
+        height, width, _ = pixels.shape
+        x0, y0 = int(left * width), int(top * height)
+        x1, y1 = max(x0 + 1, round(right * width)), max(y0 + 1, round(bottom * height))
+        return self._keep(pixels[y0:y1, x0:x1], f"box of {self.title(ref)}")
+
+    def _keep(self, pixels: RGBImage, title: str) -> ImageRef:
+        if max(pixels.shape[:2]) > _QUERY_SIDE:
+            image = Image.fromarray(np.ascontiguousarray(pixels))
+            image.thumbnail((_QUERY_SIDE, _QUERY_SIDE))
+            pixels = np.asarray(image)
+        with self._lock:
+            number = next(self._numbers)
+            self._queries[number] = Query(np.array(pixels), title)
+            while len(self._queries) > MAX_QUERIES:
+                self._queries.popitem(last=False)
+        return ImageRef("queries", number)
+
+    def title(self, ref: ImageRef) -> str:
+        """Return the displayed name of an image."""
+        return self._queries[ref.index].title if ref.set == "queries" else self.sets[ref.set].dataset.key(ref.index)
+
+    def describe(self, ref: ImageRef) -> dict[str, Any]:
+        """Return set, id, key and label of an image as JSON values."""
+        label = None if ref.set == "queries" else self.sets[ref.set].label(ref.index)
+        return {"set": ref.set, "id": ref.index, "key": self.title(ref), "label": label}
+
+    def thumbnail(self, ref: ImageRef, side: int) -> tuple[bytes, str]:
+        """Return an image of at most `side` pixels, encoded again (no metadata of the file), and its media type."""
+        cached = (ref.set, ref.index, side)
+        with self._lock:
+            if cached in self._encoded:
+                self._encoded.move_to_end(cached)
+                return self._encoded[cached]
+        result = encode_image(self.load(ref, side), side)
+        with self._lock:
+            self._encoded[cached] = result
+            self._encoded_bytes += len(result[0])
+            while self._encoded_bytes > _CACHED_BYTES:
+                self._encoded_bytes -= len(self._encoded.popitem(last=False)[1][0])
+        return result
+
+    # Features
+
+    def features(self, run: OpenedRun, network: Network, set_name: str = "images") -> Matrix:
+        """Return the features of an image set, or raise Pending."""
+        return self.jobs.get(*self._features_job(run, network, set_name))
+
+    def need_features(self, run: OpenedRun, network: Network, set_name: str = "images") -> Matrix:
+        """Return the features of an image set inside a job."""
+        return self.jobs.need(*self._features_job(run, network, set_name))
+
+    def _features_job(
+        self, run: OpenedRun, network: Network, set_name: str
+    ) -> tuple[str, str, Callable[[Job], Matrix]]:
+        names = {"encoder": "encoder features", "y1": "projections y1", "y2": "projections y2"}
+        images = self.sets[set_name]
+        title = f"{names[network]} of {len(images.dataset):,} images" + (f" ({run.title})" if run.name == "b" else "")
+        key = f"features/{run.name}/{network}/{set_name}"
+        return key, title, lambda job: run.features(network, images.dataset, job.report)
+
+    def space(self, run: OpenedRun, space: Space, set_name: str = "images") -> Matrix:
+        """Return the features by which a space ranks images, or raise Pending."""
+        return self.features(run, "y2" if space == "projection" else "encoder", set_name)
+
+    def graph(self, run: OpenedRun) -> Graph:
+        """Return the exact neighbor graph of the encoder features, or raise Pending."""
+        return self.jobs.get(*self._graph_job(run))
+
+    def need_graph(self, run: OpenedRun) -> Graph:
+        """Return the neighbor graph inside a job."""
+        return self.jobs.need(*self._graph_job(run))
+
+    def _graph_job(self, run: OpenedRun) -> tuple[str, str, Callable[[Job], Graph]]:
+        def compute(job: Job) -> Graph:
+            features = self.need_features(run, "encoder").features
+            return neighbor_graph(features, GRAPH_K, job.report)
+
+        return f"graph/{run.name}", f"exact neighbors of {len(self.images.dataset):,} images", compute
+
+    def sample(self) -> Tensor:
+        """Return the image ids that Time and Compare encode with other encoders."""
+        return sample_ids(len(self.images.dataset), SAMPLE)
+
+    def sampled(self) -> Any:
+        """Return the images of `sample` as a dataset."""
+        return subset(self.images.dataset, self.sample())
+
+    def labels(self, ids: Tensor) -> Tensor | None:
+        """Return the class numbers (n,) of images of the explored set, -1 if unknown; None without labels."""
+        labels = self.images.dataset.labels
+        return None if self.images.classes is None or labels is None else torch.from_numpy(labels)[ids]
+
+    def start(self) -> None:
+        """Begin to compute what the first screens show."""
+        networks: tuple[Network, ...] = ("y2", "y1", "encoder") if self.run.criterion is not None else ("encoder",)
+        for network in networks:
+            with contextlib.suppress(Pending):
+                self.features(self.run, network)
+
+    def close(self) -> None:
+        """Cancel the background jobs."""
+        self.jobs.close()
+
+    def join(self) -> None:
+        """Wait some seconds for the cancelled jobs."""
+        self.jobs.join(5.0)
+
+
+def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[bytes, str]:
+    """Encode an image at no more than `side` pixels: small ones as PNG without loss unless `jpeg`, others as JPEG."""
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    small = max(image.size) <= 96 and not jpeg
+    if max(image.size) > side:
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    if small:
+        image.save(buffer, "PNG")
+        return buffer.getvalue(), "image/png"
+    image.save(buffer, "JPEG", quality=95 if max(image.size) <= 96 else 86)
+    return buffer.getvalue(), "image/jpeg"
+
+
+__all__ = ["BadImage", "Explorer", "ImageRef"]

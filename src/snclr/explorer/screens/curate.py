@@ -1,0 +1,126 @@
+"""The screen Curate: near-duplicates, leaks, outliers, suspect labels and a diverse subset, and the exported list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snclr.errors import UserError
+from snclr.evaluation.analysis.curation import diverse_subset, leaks, outlier_scores, suspect_labels
+from snclr.evaluation.analysis.lists import Entry, format_list
+from snclr.explorer.jobs import Job
+from snclr.explorer.opened import GRAPH_K, Explorer, ImageRef
+from snclr.explorer.run_data import OpenedRun
+
+MAX_PAIRS = 4_000
+MAX_LISTED = 400
+MAX_SUBSET = 1_000
+
+
+def duplicates(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
+    """Return the most similar pairs of the neighbor graph; the page joins those above its threshold to groups."""
+    features, graph = explorer.features(run, "encoder"), explorer.graph(run)
+    rows = torch.arange(len(graph.index))[:, None].expand_as(graph.index)
+    once = (graph.index >= 0) & ((rows < graph.index) | ~_mutual(graph.index))
+    one, other, cosine = rows[once], graph.index[once], graph.cosine[once]
+    best = cosine.argsort(descending=True)[:MAX_PAIRS]
+    shown = sorted({*one[best].tolist(), *other[best].tolist()})
+    return {
+        "pairs": [
+            [int(features.ids[a]), int(features.ids[b]), round(float(c), 5)]
+            for a, b, c in zip(one[best].tolist(), other[best].tolist(), cosine[best].tolist(), strict=True)
+        ],
+        "images": {str(int(features.ids[row])): _image(explorer, int(features.ids[row])) for row in shown},
+        "floor": round(float(cosine[best].min()), 4) if len(best) else 1.0,
+        "note": f"the {len(best):,} most similar pairs among the {GRAPH_K} nearest neighbors of each image",
+    }
+
+
+def _mutual(index: Tensor) -> Tensor:
+    """Return whether each neighbor has the row among its own neighbors (n, k)."""
+    result = torch.zeros_like(index, dtype=torch.bool)
+    for start in range(0, len(index), 1024):
+        rows = index[start : start + 1024]
+        own = torch.arange(start, start + len(rows))
+        result[start : start + len(rows)] = (index[rows.clamp(min=0)] == own[:, None, None]).any(dim=2)
+    return result
+
+
+def leaking(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
+    """Return the test images with the most similar training image, most similar first."""
+    if "test" not in explorer.sets:
+        raise UserError("there are no test images: give --test, or data with a train and a test folder")
+    train, test = explorer.features(run, "encoder"), explorer.features(run, "encoder", "test")
+    found = leaks(train.features, test.features, -1.0)
+    pairs = []
+    for a, b, cosine in zip(found.one[:MAX_LISTED].tolist(), found.other.tolist(), found.cosine.tolist(), strict=False):
+        one = explorer.describe(ImageRef("test", int(test.ids[a])))
+        pairs.append({"test": one, "train": _image(explorer, int(train.ids[b])), "cosine": cosine})
+    return {"pairs": pairs, "count": len(test.ids)}
+
+
+def outliers(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
+    """Return the images that are least like their nearest neighbors."""
+    features, graph = explorer.features(run, "encoder"), explorer.graph(run)
+    scores = outlier_scores(graph)
+    order = scores.argsort(descending=True)[:MAX_LISTED].tolist()
+    images = [{**_image(explorer, int(features.ids[row])), "score": float(scores[row])} for row in order]
+    return {"images": images, "k": graph.index.shape[1], "median": float(scores.median())}
+
+
+def suspects(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
+    """Return the images whose neighbors vote for another class than their label."""
+    features, graph = explorer.features(run, "encoder"), explorer.graph(run)
+    labels, classes = explorer.labels(features.ids), explorer.images.classes
+    if labels is None or classes is None:
+        raise UserError("suspect labels need labels: one folder per class, or a list with labels")
+    found = suspect_labels(graph, labels)
+    images = [
+        {**_image(explorer, int(features.ids[s.row])), "voted": classes[s.voted], "share": s.share, "own": s.own_share}
+        for s in found[:MAX_LISTED]
+    ]
+    return {"images": images, "total": len(found), "labeled": int((labels >= 0).sum()), "k": graph.index.shape[1]}
+
+
+def diverse(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
+    """Return up to 1,000 images in the order of a diverse subset; the first m are the subset of m."""
+    features = explorer.features(run, "encoder")
+
+    def compute(job: Job) -> tuple[Tensor, Tensor]:
+        return diverse_subset(features.features, min(MAX_SUBSET, len(features.ids)), job.report)
+
+    rows, cosines = explorer.jobs.get(f"diverse/{run.name}", "diverse subset", compute)
+    images = [
+        {**_image(explorer, int(features.ids[row])), "cosine": cosine}
+        for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True)
+    ]
+    return {"images": images, "count": len(features.ids)}
+
+
+def export(explorer: Explorer, body: dict[str, Any]) -> str:
+    """Return the text of a list file: the given entries with their reasons, or all images but these.
+
+    `body` has the kind of the finding, `entries` [{id, reason}] and `rest`.
+    """
+    try:
+        set_name = str(body.get("set", "images"))
+        entries = [Entry(int(entry["id"]), str(entry["reason"])[:500]) for entry in body["entries"]]
+        kind, rest = str(body["kind"])[:80], bool(body.get("rest", False))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the entries of the list cannot be read: {error}") from error
+    for entry in entries:
+        explorer.ref(set_name, entry.index)
+    images = explorer.sets[explorer.ref(set_name, 0).set]
+    header = [f"{kind}: {len(entries):,} of {len(images.dataset):,} images of {images.title}", "by snclr explore"]
+    if not rest:
+        return format_list(images.dataset, entries, header)
+    left_out = {entry.index: entry.reason for entry in entries}
+    header += [f"left out: {images.dataset.key(index)}: {reason}" for index, reason in left_out.items()]
+    kept = [Entry(index, "") for index in range(len(images.dataset)) if index not in left_out]
+    return format_list(images.dataset, kept, header)
+
+
+def _image(explorer: Explorer, index: int) -> dict[str, Any]:
+    return explorer.describe(ImageRef("images", index))

@@ -1,0 +1,224 @@
+"""The screen Map: 2-D layouts and one value per image to color it by. All arrays are float32 in the order of `ids`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snclr.errors import UserError
+from snclr.evaluation.analysis.graph import hubness, overlap, purity, reciprocity
+from snclr.evaluation.analysis.layout import (
+    Layout,
+    kept_neighbors,
+    pca,
+    trustworthiness,
+    umap_installed,
+    umap_layout,
+)
+from snclr.explorer.jobs import Job
+from snclr.explorer.opened import GRAPH_K, Explorer
+from snclr.explorer.run_data import OpenedRun
+
+Array = npt.NDArray[np.float32]
+LayoutName = Literal["pca", "umap"]
+FIDELITY_K = 15
+"""Neighbors by which the faithfulness of a map is measured."""
+_TRUST_SAMPLE = 1_000
+_CLUSTER_POINTS = 20_000  # rows that the cluster centers are fitted on
+
+
+def describe(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
+    """Return what can be shown: number of points, layouts and color modes. Raise Pending before features exist."""
+    features = explorer.features(run, "encoder")
+    modes = [("cluster", "Cluster"), ("purity", "Neighbor purity"), ("reciprocity", "Mutual neighbors")]
+    modes += [("hubness", "Hubness"), ("loss", "Loss"), ("change", "Change since the checkpoint before")]
+    modes += [("kept", "Kept by the map")]
+    if explorer.images.classes is None:
+        modes = [mode for mode in modes if mode[0] != "purity"]
+    else:
+        modes.insert(0, ("class", "Class"))
+    if run.criterion is None:
+        modes = [mode for mode in modes if mode[0] != "loss"]
+    if len(run.kept_encoders()) < 2:
+        modes = [mode for mode in modes if mode[0] != "change"]
+    return {
+        "count": len(features.ids),
+        "classes": explorer.images.classes,
+        "layouts": ["pca", "umap"] if umap_installed() else ["pca"],
+        "modes": [{"name": name, "title": title} for name, title in modes],
+        "umap_missing": not umap_installed(),
+    }
+
+
+def ids(explorer: Explorer, run: OpenedRun) -> Array:
+    """Return the image id of each point (n,)."""
+    return explorer.features(run, "encoder").ids.numpy().astype(np.float32)
+
+
+def layout(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Layout:
+    """Return a layout, or raise Pending."""
+    if name == "pca":
+        return explorer.jobs.get(*_pca_job(explorer, run))
+    if name != "umap":
+        raise UserError(f"there is no layout {name!r}; choose pca or umap")
+    if not umap_installed():
+        raise UserError("UMAP needs umap-learn: pip install 'snclr[explore]'")
+    return explorer.jobs.get(*_umap_job(explorer, run), lane="slow")
+
+
+def _pca_job(explorer: Explorer, run: OpenedRun) -> tuple[str, str, Callable[[Job], Layout]]:
+    return f"pca/{run.name}", "PCA", lambda job: pca(explorer.need_features(run, "encoder").features)
+
+
+def _umap_job(explorer: Explorer, run: OpenedRun) -> tuple[str, str, Callable[[Job], Layout]]:
+    def compute(job: Job) -> Layout:
+        features, graph = explorer.need_features(run, "encoder").features, explorer.need_graph(run)
+        # umap reports no progress; the time is estimated from the number of images, and the bar waits at 95 %.
+        expected, start = 12 + len(features) / 350, time.monotonic()
+
+        def tick() -> None:
+            job.done, job.total = min(95, round(100 * (time.monotonic() - start) / expected)), 100
+
+        return umap_layout(features, graph, tick=tick)
+
+    return f"umap/{run.name}", f"UMAP of {len(explorer.images.dataset):,} images", compute
+
+
+def fidelity(explorer: Explorer, run: OpenedRun, name: LayoutName) -> dict[str, Any]:
+    """Return how faithful a layout is: the mean share of kept neighbors and its trustworthiness on a sample."""
+    kept = values(explorer, run, "kept", name)
+
+    def compute(job: Job) -> float:
+        features = explorer.need_features(run, "encoder").features
+        points = _need_layout(explorer, run, name).points
+        rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:_TRUST_SAMPLE]
+        k = min(FIDELITY_K, (2 * len(features) - 2) // 3 - 1)
+        return float(trustworthiness(features, points, k, rows).mean()) if k > 0 else float("nan")
+
+    trust = explorer.jobs.get(f"trust/{run.name}/{name}", "trustworthiness of the map", compute)
+    return {
+        "kept": float(kept.mean()),
+        "trustworthiness": None if np.isnan(trust) else trust,
+        "k": FIDELITY_K,
+        "sample": min(_TRUST_SAMPLE, len(kept)),
+        "description": layout(explorer, run, name).description,
+    }
+
+
+def _need_layout(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Layout:
+    job = _pca_job(explorer, run) if name == "pca" else _umap_job(explorer, run)
+    return explorer.jobs.need(*job)
+
+
+def values(explorer: Explorer, run: OpenedRun, mode: str, name: LayoutName = "pca") -> Array:
+    """Return one value per image (n,), NaN if unknown: class and cluster are numbers, all others a quantity."""
+    features = explorer.features(run, "encoder")
+    if mode == "class":
+        labels = explorer.labels(features.ids)
+        if labels is None:
+            raise UserError("the images have no labels")
+        return labels.float().where(labels >= 0, torch.nan).numpy()
+    jobs: dict[str, tuple[str, Callable[[Job], Tensor]]] = {
+        "cluster": ("clusters", lambda job: _clusters(features.features, explorer)),
+        "purity": ("neighbor purity", lambda job: _purity(explorer, run)),
+        "reciprocity": ("mutual neighbors", lambda job: reciprocity(explorer.need_graph(run).index)),
+        "hubness": ("hubness", lambda job: hubness(explorer.need_graph(run).index).float()),
+        "loss": ("loss of each image", lambda job: _losses(explorer, run, job)),
+        "change": ("change between checkpoints", lambda job: _change(explorer, run)),
+        "kept": ("neighbors kept by the map", lambda job: _kept(explorer, run, name)),
+    }
+    if mode not in jobs:
+        raise UserError(f"there is no color mode {mode!r}; choose from class, {', '.join(jobs)}")
+    title, compute = jobs[mode]
+    suffix = f"/{name}" if mode == "kept" else ""
+    if mode == "kept" and name == "umap":
+        layout(explorer, run, "umap")  # on its own lane
+    result: Tensor = explorer.jobs.get(f"{mode}/{run.name}{suffix}", title, compute)
+    return result.float().numpy()
+
+
+def true_neighbors(explorer: Explorer, run: OpenedRun, row: int) -> list[int]:
+    """Return the points that are nearest to a point in feature space."""
+    index = explorer.graph(run).index
+    if not 0 <= row < len(index):
+        raise UserError(f"there is no point {row}")
+    return [n for n in index[row, :FIDELITY_K].tolist() if n >= 0]
+
+
+def _purity(explorer: Explorer, run: OpenedRun) -> Tensor:
+    labels = explorer.labels(explorer.need_features(run, "encoder").ids)
+    if labels is None:
+        raise UserError("purity needs labels")
+    return purity(explorer.need_graph(run).index, labels)
+
+
+def _losses(explorer: Explorer, run: OpenedRun, job: Job) -> Tensor:
+    """Return the loss of each point; NaN for images without projections."""
+    y2, y1 = (explorer.need_features(run, network) for network in ("y2", "y1"))
+    losses = run.losses(y1, y2, job.report)
+    shown = explorer.need_features(run, "encoder").ids
+    result = torch.full((len(explorer.images.dataset),), torch.nan)
+    result[y2.ids] = losses
+    return result[shown]
+
+
+def _change(explorer: Explorer, run: OpenedRun) -> Tensor:
+    """Return 1 − overlap@k with the neighbors of the kept encoder before the last, on the sampled images."""
+    from snclr.explorer.screens.timeline import need_step_graph
+
+    steps = [step for step, _ in run.kept_encoders()]
+    if len(steps) < 2:
+        raise UserError("change needs two kept checkpoints; train with --keep-encoders 12")
+    before, after = (need_step_graph(explorer, run, step) for step in steps[-2:])
+    changed = 1 - overlap(after.graph.index, before.graph.index)
+    result = torch.full((len(explorer.images.dataset),), torch.nan)
+    result[after.ids] = changed
+    return result[explorer.need_features(run, "encoder").ids]
+
+
+def _kept(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Tensor:
+    points = _need_layout(explorer, run, name).points
+    index = explorer.need_graph(run).index[:, : min(FIDELITY_K, GRAPH_K)]
+    return kept_neighbors(index, points)
+
+
+def _clusters(features: Tensor, explorer: Explorer) -> Tensor:
+    """Return k-means clusters, numbered by size; as many as classes, else √(n/2) between 4 and 24."""
+    classes = explorer.images.classes
+    k = len(classes) if classes is not None and len(classes) <= 24 else round((len(features) / 2) ** 0.5)
+    return k_means(features, max(2, min(24, k, len(features) - 1)))
+
+
+def k_means(features: Tensor, k: int, *, rounds: int = 25, seed: int = 0) -> Tensor:
+    """Cluster normalized features (n, D) by cosine (spherical k-means): cluster numbers (n,), 0 is the largest.
+
+    >>> k_means(torch.tensor([[1.0, 0.0], [0.99, 0.1], [0.0, 1.0]]), 2).tolist()
+    [0, 0, 1]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    points = features[torch.randperm(len(features), generator=generator)[:_CLUSTER_POINTS]]
+    centers = points[:1]
+    nearest = points @ centers[0]
+    for _ in range(k - 1):  # farthest-first start
+        chosen = points[int(nearest.argmin())]
+        centers = torch.cat([centers, chosen[None]])
+        nearest = torch.maximum(nearest, points @ chosen)
+    for _ in range(rounds):
+        assigned = (points @ centers.T).argmax(dim=1)
+        sums = torch.zeros_like(centers).index_add_(0, assigned, points)
+        moved = torch.where((torch.bincount(assigned, minlength=k) > 0)[:, None], F.normalize(sums, dim=1), centers)
+        if torch.allclose(moved, centers, atol=1e-6):
+            break
+        centers = moved
+    clusters = (features @ centers.T).argmax(dim=1)
+    order = torch.bincount(clusters, minlength=k).argsort(descending=True, stable=True)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(k)
+    return number[clusters]

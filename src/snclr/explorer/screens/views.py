@@ -1,0 +1,108 @@
+"""The screen Views: the augmented views that training sees of an image, and a preview of other strengths."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+
+from snclr.data.transforms.views import ViewSettings
+from snclr.errors import UserError
+from snclr.explorer.opened import Explorer, ImageRef, encode_image
+from snclr.explorer.run_data import OpenedRun, to_pixels, with_settings
+
+MAX_EPOCHS = 12
+SLIDERS = ("crop_min", "crop_max", "flip", "jitter", "brightness", "contrast", "saturation", "hue", "grayscale", "blur",
+           "solarize", "randaugment")  # fmt: skip
+
+
+def settings(run: OpenedRun) -> dict[str, Any]:
+    """Return the settings of the run's two views, with the range and the meaning of each."""
+    first, second = run.view_settings()
+    helps = _helps()
+    return {
+        "views": [asdict(first), asdict(second)],
+        "sliders": [{"name": name, "limit": 0.5 if name == "hue" else 1.0, "help": helps[name]} for name in SLIDERS],
+        "seed": run.seed,
+        "epochs": run.epochs,
+        "name": None if run.config is None else run.config.views,
+        "crop_min": None if run.config is None else run.config.crop_min,
+    }
+
+
+def views(
+    explorer: Explorer, run: OpenedRun, ref: ImageRef, *, seed: int, epoch: int, count: int = 6,
+    changes: tuple[dict[str, float], dict[str, float]] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return both views of an image in `count` epochs from `epoch` on, as data URIs, with their cosines.
+
+    Without `changes` these are exactly the views of training with this seed. `image` is the cosine of a view to the
+    center crop, `pair` that of the two views of an epoch, all by encoder features.
+    """
+    if ref.set == "queries":
+        raise UserError("views belong to an image of the dataset: its id is part of their randomness")
+    if not (1 <= count <= MAX_EPOCHS and epoch >= 0 and 0 <= seed < 2**32):
+        raise UserError(f"seed {seed}, epoch {epoch}, count {count}: allowed are 0 … 2³²−1, 0 …, and 1 … {MAX_EPOCHS}")
+    dataset = explorer.sets[ref.set].dataset
+    chosen = run.view_settings()
+    if changes is not None:
+        chosen = (with_settings(chosen[0], changes[0]), with_settings(chosen[1], changes[1]))
+    batch = [run.center_view(explorer.load(ref, 2 * run.image_size))]
+    batch += [
+        run.augment(dataset, ref.index, chosen[view], seed=seed, epoch=number, view=view)
+        for number in range(epoch, epoch + count)
+        for view in (0, 1)
+    ]
+    features = run.encode_views(torch.cat(batch))
+    to_image = (features[1:] @ features[0]).tolist()
+    pairs = (features[1::2] * features[2::2]).sum(dim=1).tolist()
+    images = [_data_uri(view[0]) for view in batch]
+    return {
+        "query": explorer.describe(ref),
+        "center": images[0],
+        "epochs": [
+            {
+                "epoch": epoch + n,
+                "views": [{"image": images[1 + 2 * n + v], "cosine": to_image[2 * n + v]} for v in (0, 1)],
+                "cosine": pairs[n],
+            }
+            for n in range(count)
+        ],
+        "mean_pair": sum(pairs) / len(pairs),
+        "mean_image": sum(to_image) / len(to_image),
+        "exact": changes is None and seed == run.seed and run.config is not None and ref.set == explorer.trained_on,
+    }
+
+
+def parse_changes(values: dict[str, str]) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Read changed settings from query parameters such as `0.hue=0.2`; None if there are none."""
+    changes: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for name, text in values.items():
+        view, _, setting = name.partition(".")
+        if view in ("0", "1") and setting in SLIDERS:
+            try:
+                changes[int(view)][setting] = float(text)
+            except ValueError:
+                raise UserError(f"{name} is {text!r}; give a number") from None
+    return changes if any(changes) else None
+
+
+def _data_uri(view: torch.Tensor) -> str:
+    data, kind = encode_image(to_pixels(view), 256)
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _helps() -> dict[str, str]:
+    """Return the meaning of each setting; the docstrings of fields exist only in the source."""
+    texts = {
+        "crop_min": "smallest area of a crop, as a share of the image", "crop_max": "largest area of a crop",
+        "flip": "probability of a horizontal flip", "jitter": "probability of color jitter",
+        "brightness": "range of the brightness factor", "contrast": "range of the contrast factor",
+        "saturation": "range of the saturation factor", "hue": "largest hue shift",
+        "grayscale": "probability of grayscale", "blur": "probability of blur",
+        "solarize": "probability of solarization", "randaugment": "probability of each RandAugment operation",
+    }  # fmt: skip
+    assert set(texts) == {field.name for field in fields(ViewSettings)}
+    return texts
