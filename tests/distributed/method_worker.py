@@ -21,6 +21,8 @@ BATCH, STEPS = 8, 3
 
 # Every method as it is, and what no default shows: learned projections, which are not used at every step.
 CASES = {
+    "options": {"method": "snclr", "gamma": "pull", "negatives": "both-views", "predictor_layers": 0},
+    "other negatives": {"method": "snclr", "sides": "other-negatives", "negatives": "both-views"},
     **{name: {"method": name} for name in METHODS},
     "learned attention": {"method": "snclr", "attention": "linear", "attention_gradient": True},
     "learned attention, no use for it": {

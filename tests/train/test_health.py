@@ -69,6 +69,19 @@ def test_health_leaves_out_undefined_metrics():
     assert set(health(output, torch.zeros(8, dtype=torch.int64), torch.arange(8))) == {"spread", "effective_rank"}
 
 
+def test_pulled_share_counts_found_neighbors_only():
+    output = StepOutput(
+        loss=torch.tensor(1.0),
+        features=F.normalize(torch.randn(2, 4), dim=1),
+        neighbor_ids=torch.tensor([[3, 4], [5, -1]]),
+        neighbor_ages=torch.ones(2, 2, dtype=torch.int64),
+        similarity=torch.zeros(2, 2),
+        positiveness=torch.ones(2, 2),
+        pulled=torch.tensor([[1.0, 0.0], [1.0, 0.0]]),
+    )
+    assert health(output, None, torch.arange(2))["pulled_share"] == pytest.approx(2 / 3)
+
+
 def test_only_collapsed_features_are_reported_as_collapsed():
     torch.manual_seed(0)
     good = F.normalize(torch.randn(64, 16), dim=1)

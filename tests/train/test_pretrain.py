@@ -87,6 +87,7 @@ def test_a_run_is_determined_by_settings_and_seed(images, tmp_path):
         {"encoder": "vit_tiny", "stem": "auto", "image_size": 32, "sincos": True, "freeze_patch_embed": True},
         {"push": "both", "gamma": "max", "queue_dtype": "float16", "attention_temperature": 0.1},
         {"attention": "linear", "attention_gradient": True, "momentum_schedule": "cosine", "neighbor_free_epochs": 1},
+        {"sides": "other-negatives", "negatives": "both-views", "predictor_layers": 0, "weight_decay_on": "all"},
     ],
 )  # fmt: skip
 def test_training_runs_with_each_option(images, tmp_path, changes):
@@ -103,6 +104,19 @@ def test_training_runs_with_each_option(images, tmp_path, changes):
         ids = method.queue.ids.tolist()
         assert len(ids) == 20
         assert max(ids.count(i) for i in ids) >= 2  # both views of an image
+
+
+def test_a_run_warns_once_if_most_neighbors_are_pushed(images, tmp_path, capsys):
+    changes = {"temperature": 1.0, "quiet": False}
+    for name, gamma in (("pushes", 1000.0), ("pulls", "pull")):
+        snclr.pretrain(data=images, out=str(tmp_path / name), **{**TINY, **changes, "gamma": gamma})
+        shares = [line["pulled_share"] for line in read_metrics(tmp_path / name) if "pulled_share" in line]
+        warnings = (tmp_path / name / "train.log").read_text().count("fewer than half of the neighbors are pulled")
+        assert len(shares) == 5  # the queue is empty in the first step
+        assert (max(shares) < 0.5) is (name == "pushes")
+        assert (min(shares) == 1) is (name == "pulls")
+        assert warnings == (name == "pushes")
+    assert "--gamma pull" in capsys.readouterr().err
 
 
 def test_clipping_bounds_the_gradient_norm(images, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ class StepOutput(NamedTuple):
     neighbor_ages: Tensor | None = None  # (N, K) in steps
     similarity: Tensor | None = None  # (N, K) cosine
     positiveness: Tensor | None = None  # (N, K) w
+    pulled: Tensor | None = None  # (N, K) 1 where the image is pulled toward the neighbor, else 0
 
 
 class Method(nn.Module):
@@ -48,15 +49,16 @@ class Method(nn.Module):
     def build_projector(self, num_features: int) -> nn.Module:
         """Return the projector, (N, num_features) → (N, dim)."""
         c = self.config
-        final_bn = getattr(c, "final_bn", False)
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, final_bn=final_bn)
+        options = {"final_bn": getattr(c, "final_bn", False), "final_bias": getattr(c, "final_bias", True)}
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, **options)
 
     def build_predictor(self) -> nn.Module | None:
         """Return the predictor, (N, dim) → (N, dim), or None for a method without one."""
         c = self.config
         if "predictor_layers" not in c.setting_names():
             return None
-        return mlp(c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.final_bn)
+        options = {"final_bn": c.final_bn, "final_bias": c.final_bias}
+        return mlp(c.dim, c.hidden, c.dim, layers=c.predictor_layers, **options)
 
     @property
     def encoders(self) -> list[nn.Module]:

@@ -13,7 +13,16 @@ from snclr.io.atomic import write_atomic
 from snclr.studies.runs import Run
 
 SCHEMA = 1
-_SERIES = ("loss", "same_class", "queue_knn", "positiveness_entropy", "spread", "effective_rank", "queue_fill")
+_SERIES = (
+    "loss",
+    "same_class",
+    "queue_knn",
+    "positiveness_entropy",
+    "pulled_share",
+    "spread",
+    "effective_rank",
+    "queue_fill",
+)
 _log = logging.getLogger("snclr")
 
 

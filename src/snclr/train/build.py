@@ -20,7 +20,7 @@ from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
-from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
+from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
 from snclr.train.config import PretrainConfig
 from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.pretrain_task import PretrainTask
@@ -56,8 +56,9 @@ def build_task(
             encoder.compile()
     peak_lr = scaled_lr(config.lr, config.batch_size)
     optimizer = build_optimizer(
-        config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay
-    )
+        config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
+        weight_decay_on=config.weight_decay_on,
+    )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
 
@@ -88,6 +89,8 @@ def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None 
     method_class = pkgutil.resolve_name(config.method_config.implementation)
     torch.manual_seed(config.seed)
     encoder = build_encoder(spec)
+    if config.zero_init_residual:
+        zero_init_residual(encoder)
     options = {"classes": classes} if needs_labels else {}
     return method_class(encoder, spec.num_features, config.method_config, **options)
 

@@ -65,6 +65,8 @@ def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, 
         values["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
         values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
         values["neighbor_cosine"] = float(output.similarity[mask].mean())
+        if output.pulled is not None:
+            values["pulled_share"] = float(output.pulled[mask].float().mean())
         if labels is not None:
             own, neighbors = labels[ids], labels[output.neighbor_ids.clamp(min=0)]
             values["same_class"] = neighbor_purity(own, neighbors, mask)

@@ -31,6 +31,10 @@ COLLAPSE_ADVICE = (
     "the features have collapsed: the encoder maps all images to nearly the same feature. Try a lower --lr, a longer"
     " --warmup-epochs, a higher --momentum, or a larger --batch-size"
 )
+PUSH_ADVICE = (
+    "fewer than half of the neighbors are pulled: their weights are below count × exp(−loss), so the loss pushes the"
+    " images away from them. Try --gamma pull, --gamma max or --weights hard"
+)
 NONFINITE_ADVICE = (
     "The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
     " --lr, --clip-gradient 1 or --precision 32."
@@ -62,6 +66,7 @@ class PretrainTask(LoaderTask):
         labels = self.dataset.labels
         self._labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
         self._collapsed = False
+        self._pushes = False  # whether the warning was given
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Train on one batch; if `log`, return loss and health of the global batch."""
@@ -107,11 +112,17 @@ class PretrainTask(LoaderTask):
             values["queue_fill"] = len(queue) / queue.length
         is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
         if is_collapsed and not self._collapsed:
-            text = f"warning: step {batch.step + 1}: {COLLAPSE_ADVICE}"
-            self.progress.say(text)
-            _log.warning(text)
+            self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed
+        if values.get("pulled_share", 1.0) < 0.5 and not self._pushes:
+            self._warn(batch.step, PUSH_ADVICE)
+            self._pushes = True
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
+
+    def _warn(self, step: int, advice: str) -> None:
+        text = f"warning: step {step + 1}: {advice}"
+        self.progress.say(text)
+        _log.warning(text)
 
     def display(self, step: int, values: Mapping[str, Any]) -> dict[str, str]:
         """Return the values shown beside the progress bar."""
@@ -121,6 +132,7 @@ class PretrainTask(LoaderTask):
             "effective_rank": ("effective rank", "{:.0f}"),
             "same_class": ("neighbor purity", "{:.0%}"),
             "queue_knn": ("queue kNN", "{:.0%}"),
+            "pulled_share": ("pulled", "{:.0%}"),
         }
         return {title: text.format(values[name]) for name, (title, text) in titles.items() if name in values}
 

@@ -47,7 +47,9 @@ class SNCLR(MomentumMethod):
 
         use_neighbors = epoch >= self.config.neighbor_free_epochs
         forward, backward = (
-            self.criterion(y1[a], z1[a], y2[b], ids, use_neighbors=use_neighbors, all_gather=all_gather)
+            self.criterion(
+                y1[a], z1[a], y2[b], ids, use_neighbors=use_neighbors, same_view=y2[a], all_gather=all_gather
+            )
             for a, b in ((0, 1), (1, 0))
         )
         pushed = [y2[1], y2[0]] if self.config.push == "both" else [y2[1]]
@@ -60,4 +62,5 @@ class SNCLR(MomentumMethod):
             neighbor_ages=neighbor_ages,
             similarity=forward.neighbors.similarity,
             positiveness=forward.w,
+            pulled=None if forward.pulled is None else forward.pulled.to(forward.w.dtype),
         )
