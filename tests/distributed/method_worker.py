@@ -14,7 +14,7 @@ from snclr.train.config import resolve, settings_for_method
 
 SETTINGS = {
     "recipe": "demo", "image_size": 16, "hidden": 24, "dim": 8, "neighbors": 3, "queue_length": 20, "prototypes": 6,
-    "queue_dtype": "float32",
+    "queue_dtype": "float32", "momentum": 0.99,
 }  # fmt: skip
 BATCH, STEPS = 8, 3
 

@@ -30,6 +30,7 @@ from snclr.train.saved_run import load_trained_method
 
 SMALL = {
     "recipe": "demo", "image_size": 16, "hidden": 32, "dim": 16, "neighbors": 4, "queue_length": 40, "prototypes": 12,
+    "momentum": 0.99,
 }  # fmt: skip
 
 

@@ -74,6 +74,9 @@ def test_resolved_settings_never_change(recipe):
         for name, value in ADDED.items():
             expected = value.get(case.partition("/")[0]) if isinstance(value, dict) else value
             assert values.pop(name, expected) == expected, (case, name)
+        if values.get("momentum") == "auto":
+            assert get_recipe(recipe).scale == "small"
+            values["momentum"] = 0.99
     digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
     assert digest[:16] == RESOLVED[recipe]
 
@@ -162,7 +165,7 @@ def test_a_methods_paper_wins_over_the_recipe_and_a_flag_over_both():
 def test_sizes_come_from_a_small_recipe_and_from_the_methods_paper_at_paper_scale():
     small = {name: resolve({"recipe": "cifar", "method": name}) for name in METHODS}
     assert {(c.hidden, c.dim) for name, c in small.items() if name != "supervised"} == {(2048, 256)}
-    assert (small["mocov2"].queue_length, small["mocov2"].momentum) == (16_384, 0.99)
+    assert (small["mocov2"].queue_length, small["mocov2"].momentum) == (16_384, "auto")
     large = {name: resolve({"recipe": "resnet50-imagenet", "method": name}) for name in METHODS}
     assert (large["mocov2"].queue_length, large["mocov2"].momentum, large["mocov2"].dim) == (65_536, 0.999, 128)
     assert (large["nnclr"].queue_length, large["nnclr"].temperature) == (98_304, 0.1)
@@ -215,7 +218,7 @@ def test_a_setting_the_method_does_not_use_is_rejected():
         ({"attention": "linear"}, ["attention_gradient"]),
         ({"gamma": "min"}, ["gamma", "max"]),
         ({"gamma": -1}, ["gamma"]),
-        ({"momentum": 1.5}, ["momentum"]),
+        ({"momentum": 1.5}, ["momentum", "at least 0 and at most 1", "auto"]),
         ({"temperature": 0.0}, ["temperature"]),
         ({"clip_gradient": 0.0}, ["clip_gradient", "above 0"]),
         ({"seed": 2**32}, ["seed", "below 4,294,967,296"]),

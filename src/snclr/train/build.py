@@ -20,6 +20,7 @@ from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
+from snclr.methods.common.ema import auto_momentum
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
 from snclr.train.config import PretrainConfig
 from snclr.train.optim import build_optimizer, scaled_lr
@@ -33,10 +34,12 @@ def build_task(
 ) -> PretrainTask:
     """Open the images and build loader, method and optimizer on this rank's device; write no files.
 
+    The config of the task has the numbers that depend on the dataset, such as those of momentum "auto".
     `init_from` gives the initial weights of the encoders: another run or a weights file.
     """
     dataset = open_on_all_ranks(lambda: open_dataset(config.data, split="train", download=True))
     check_equal_across_ranks(dataset.fingerprint, f"images in {config.data}")
+    config = resolve_momentum(config, len(dataset))
     labels = dataset.labels
     with raise_on_all_ranks():
         loader = ViewLoader(
@@ -61,6 +64,14 @@ def build_task(
     )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
+
+
+def resolve_momentum(config: PretrainConfig, images: int) -> PretrainConfig:
+    """Replace the momentum "auto" by the number for a dataset of this many images."""
+    if getattr(config.method_config, "momentum", None) != "auto":
+        return config
+    momentum = round(auto_momentum(config.batch_size, images), 6)
+    return replace(config, method_config=replace(config.method_config, momentum=momentum))  # type: ignore[call-arg]
 
 
 def encoder_spec(config: PretrainConfig) -> EncoderSpec:

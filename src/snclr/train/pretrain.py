@@ -86,6 +86,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
     fresh = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
     # Check all input before creating the run directory, so that a typo leaves no files behind.
     task = build_task(config, fabric, init_from=config.init_from if fresh else None, quiet=quiet)
+    config = task.config
     with raise_on_all_ranks():
         run = RunDir(config.out)
         if fabric.is_global_zero:  # only rank 0 holds the lock

@@ -27,6 +27,8 @@ def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
         return resolve(settings)  # killed before its settings were written, so nothing is lost
     saved = {**read_config(path), "resume": False, "overwrite": False}
     given = {name: value for name, value in settings.items() if value is not None}
+    if given.get("momentum") == "auto":  # the run has the number that was computed at its start
+        del given["momentum"]
     _refuse_change("method", given.get("method", saved.get("method")), saved, given)  # it determines the others
     resumed = resolve({**saved, **given})
     for name, value in resumed.to_dict().items():
