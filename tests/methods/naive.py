@@ -6,11 +6,18 @@ import torch
 from torch import Tensor
 
 
-def search(y2: Tensor, candidates: Tensor, k: int, ids: list[int], candidate_ids: list[int]) -> list[list[int]]:
-    """Eq. 3, one query at a time: indices of the k nearest candidates of other images, best first."""
+def search(
+    y2: Tensor, candidates: Tensor, k: int, ids: list[int], candidate_ids: list[int], unique: bool = False
+) -> list[list[int]]:
+    """Eq. 3, one query at a time: indices of the k nearest candidates of other images, best first.
+
+    With `unique`, only the last candidate of each image counts; candidates are in the order of their pushes.
+    """
     rows = []
     for n in range(len(y2)):
         others = [c for c in range(len(candidates)) if candidate_ids[c] != ids[n]]
+        if unique:
+            others = [c for c in others if candidate_ids[c] not in candidate_ids[c + 1 :]]
         others.sort(key=lambda c: -float(y2[n] @ candidates[c]))
         rows.append(others[:k])
     return rows

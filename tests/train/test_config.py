@@ -44,6 +44,7 @@ def test_a_preset_reaches_the_loss(name):
 ADDED = {
     "final_bias": {"snclr": False, "byol": False, "mocov3": True, "simsiam": True, "nnclr": True},
     "zero_init_residual": True, "weight_decay_on": "weights", "negatives": "other-view",
+    "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
 }  # fmt: skip
 RESOLVED = {
     "cifar-cpu": "bf277c7751cab53c",
@@ -123,7 +124,9 @@ def test_a_run_of_an_earlier_version_keeps_what_it_computed(tmp_path):
     resolved = resolve(saved).to_dict()
     new = resolved.keys() - yaml.safe_load((tmp_path / "config.yaml").read_text()).keys()
     assert new >= EARLIER_VALUES.keys()  # the others have a default that describes the earlier version
-    assert {name: resolved[name] for name in new - EARLIER_VALUES.keys()} == {"negatives": "other-view"}
+    assert {name: resolved[name] for name in new - EARLIER_VALUES.keys()} == {
+        "negatives": "other-view", "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
+    }  # fmt: skip
     # A file of a few settings is not a run's: it gets today's defaults.
     (tmp_path / "few.yaml").write_text("recipe: demo\nneighbors: 7\n")
     assert resolve({}, config=tmp_path / "few.yaml").final_bias is False
@@ -218,6 +221,8 @@ def test_a_setting_the_method_does_not_use_is_rejected():
         ({"attention": "linear"}, ["attention_gradient"]),
         ({"gamma": "min"}, ["gamma", "max"]),
         ({"gamma": -1}, ["gamma"]),
+        ({"gamma": "pull", "loss_form": "outside"}, ["pull", "loss_form", "inside"]),
+        ({"search_view": "plain", "push": "both"}, ["push", "search_view", "augmented"]),
         ({"momentum": 1.5}, ["momentum", "at least 0 and at most 1", "auto"]),
         ({"temperature": 0.0}, ["temperature"]),
         ({"clip_gradient": 0.0}, ["clip_gradient", "above 0"]),

@@ -10,6 +10,7 @@ from snclr.train.health import (
     effective_rank,
     feature_spread,
     health,
+    neighbor_agreement,
     neighbor_purity,
     positiveness_entropy,
     queue_knn,
@@ -46,6 +47,14 @@ def test_neighbor_purity_counts_only_neighbors_with_a_known_class():
     neighbor_labels = torch.tensor([[0, 1, -1], [1, 1, 0], [0, 0, 0]])
     mask = torch.tensor([[True, True, True], [True, True, False], [True, True, True]])
     assert neighbor_purity(labels, neighbor_labels, mask) == pytest.approx(3 / 4)
+
+
+def test_neighbor_agreement_is_the_share_of_images_found_from_both_views():
+    ids = torch.tensor([[1, 2, 2], [3, 4, -1]])
+    other = torch.tensor([[2, 5, 6], [7, 4, -1]])
+    assert neighbor_agreement(ids, other) == pytest.approx(3 / 5)
+    assert neighbor_agreement(ids, ids.flip(1)) == 1
+    assert math.isnan(neighbor_agreement(ids - 9, other))
 
 
 def test_queue_knn_is_the_accuracy_of_the_weighted_vote():

@@ -135,6 +135,8 @@ class SoftNeighborConfig(MethodConfig):
     """Negatives of a view: the other images' target projections of the other view, or of both views as in SimCLR."""
     weights: Literal["soft", "hard"] = "soft"
     """Soft: weight neighbors by positiveness. Hard: w = 1 for every neighbor."""
+    unique_neighbors: bool = False
+    """Find each image at most once among the neighbors of a query, by its newest entry in the queue."""
     attention: Literal["identity", "linear"] = "identity"
     """The projections f1 and f2 of Eq. 4. Linear ones are learned."""
     attention_temperature: Positive = 1.0
@@ -164,6 +166,16 @@ class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, PredictorConf
     """Epochs at the start without neighbors (Eq. 1)."""
     push: Literal["one", "both"] = "one"
     """Push the target projections of one view or of both into the queue."""
+    search_view: Literal["augmented", "plain"] = "augmented"
+    """View whose features are searched and pushed: augmented, or plain: the center crop without color changes, in one
+    more pass of the target network."""
+    search_space: Literal["projection", "encoder"] = "projection"
+    """Features that the search compares: target projections (the paper), or encoder features of the target network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search_view == "plain" and self.push == "both":
+            raise UserError("push 'both' is for search_view 'augmented'; with search_view 'plain' set push=one")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

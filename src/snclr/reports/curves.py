@@ -47,6 +47,7 @@ METRICS = (
     Metric("effective_rank", "Effective rank", "of the features of a batch"),
     Metric("same_class", "Neighbor purity", "neighbors with the image's class (labels are not used in training)", True),
     Metric("queue_knn", "Queue kNN", "kNN accuracy within the queue", True),
+    Metric("neighbor_agreement", "Neighbor agreement", "neighbors of one view that the other view also finds", True),
     Metric("pulled_share", "Pulled share", "neighbors that the loss pulls an image toward", True),
     Metric("positiveness_entropy", "Positiveness entropy", "1: equal weights; 0: one neighbor has all the weight"),
     Metric("neighbor_age", "Neighbor age", "steps since a neighbor entered the queue"),

@@ -18,6 +18,7 @@ _SERIES = (
     "same_class",
     "queue_knn",
     "positiveness_entropy",
+    "neighbor_agreement",
     "pulled_share",
     "spread",
     "effective_rank",

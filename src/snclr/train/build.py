@@ -15,7 +15,7 @@ from snclr.checkpoint.foreign import read_weights
 from snclr.data.datasets.base import open_dataset
 from snclr.data.loader import ViewLoader
 from snclr.data.open_on_ranks import open_on_all_ranks
-from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings
+from snclr.data.transforms.views import PLAIN_VIEW, VIEW_GROUPS, ViewSettings
 from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all_ranks
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
@@ -106,12 +106,13 @@ def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None 
     return method_class(encoder, spec.num_features, config.method_config, **options)
 
 
-def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ViewSettings]:
-    """Return the augmentation settings of the two views."""
-    first, second = VIEW_GROUPS[config.views]
-    if config.crop_min is None:
-        return first, second
-    return replace(first, crop_min=config.crop_min), replace(second, crop_min=config.crop_min)
+def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ...]:
+    """Return the augmentation settings of the two views, and of the plain view if the method searches with it."""
+    views: tuple[ViewSettings, ...] = VIEW_GROUPS[config.views]
+    if config.crop_min is not None:
+        views = tuple(replace(view, crop_min=config.crop_min) for view in views)
+    plain = getattr(config.method_config, "search_view", "augmented") == "plain"
+    return (*views, PLAIN_VIEW) if plain else views
 
 
 def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, source: str, *, quiet: bool) -> None:

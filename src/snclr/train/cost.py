@@ -33,7 +33,9 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
     if queue is not None:
         generator = torch.Generator().manual_seed(config.seed)
         features = torch.randn(queue.length, queue.features.shape[1], generator=generator)
-        queue.push(features.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
+        device, keys = queue.features.device, queue.search_features
+        ids = -2 - torch.arange(queue.length, device=device)  # of no image of the dataset, and all different
+        queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
     durations: list[float] = []
     ends: list[float] = []
     batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)

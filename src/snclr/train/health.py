@@ -41,6 +41,15 @@ def neighbor_purity(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> fl
     return float((neighbor_labels == labels[:, None])[known].float().mean())
 
 
+def neighbor_agreement(ids: Tensor, other_ids: Tensor) -> float:
+    """Return the share of neighbors (N, K), found from one view, whose image is also found from the other view.
+
+    -1 is a missing neighbor. No labels are needed: neighbors that depend on the view are unlikely to be right.
+    """
+    found_again = (ids[:, :, None] == other_ids[:, None, :]).any(dim=2)
+    return float(found_again[ids >= 0].float().mean())
+
+
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
     """Return the accuracy of the weighted vote of the neighbors: kNN over the queue, at no extra cost."""
     known = mask & (neighbor_labels >= 0)
@@ -65,6 +74,8 @@ def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, 
         values["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
         values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
         values["neighbor_cosine"] = float(output.similarity[mask].mean())
+        if output.other_neighbor_ids is not None:
+            values["neighbor_agreement"] = neighbor_agreement(output.neighbor_ids, output.other_neighbor_ids)
         if output.pulled is not None:
             values["pulled_share"] = float(output.pulled[mask].float().mean())
         if labels is not None:

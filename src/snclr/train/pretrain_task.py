@@ -132,6 +132,7 @@ class PretrainTask(LoaderTask):
             "effective_rank": ("effective rank", "{:.0f}"),
             "same_class": ("neighbor purity", "{:.0%}"),
             "queue_knn": ("queue kNN", "{:.0%}"),
+            "neighbor_agreement": ("agreement", "{:.0%}"),
             "pulled_share": ("pulled", "{:.0%}"),
         }
         return {title: text.format(values[name]) for name, (title, text) in titles.items() if name in values}

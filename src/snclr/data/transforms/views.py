@@ -59,6 +59,8 @@ class ViewSettings:
     """Probability of solarization."""
     randaugment: float = 0.0
     """Probability of each of the two operations of RandAugment, applied after the jitter."""
+    center: bool = False
+    """Take the center crop of evaluation instead of a random crop."""
 
     def __post_init__(self) -> None:
         limits = {"hue": 0.5}
@@ -87,6 +89,8 @@ VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
 }
 TRAIN_CROP = ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0)
 """A random crop and flip, for linear probes and fine-tuning."""
+PLAIN_VIEW = ViewSettings(center=True, jitter=0.0, grayscale=0.0, blur=0.0)
+"""The image as in evaluation: the center crop, without color changes."""
 
 # Positions of the random numbers of a view.
 _FLIP = crops.CROP_NUMBERS
@@ -104,6 +108,8 @@ def crop_view(
     >>> crop_view(np.zeros((48, 64, 3), np.uint8), TRAIN_CROP, 32, seed=0, epoch=0, index=7, view=0).shape
     (32, 32, 3)
     """
+    if settings.center:
+        return crops.center_crop(image, size)
     numbers = uniforms(seed, epoch, np.array([index]), view, _NUMBERS)
     boxes, flips = _geometry(numbers, settings, image.shape[0], image.shape[1])
     return crops.crop_image(image, boxes[0], bool(flips[0]), size)
@@ -113,6 +119,8 @@ def crop_views(
     images: RGBImage, settings: ViewSettings, size: int, *, seed: int, epoch: int, ids: Ids, view: int
 ) -> Tensor:
     """Apply stage 1 to a batch, uint8 (n, H, W, 3) → uint8 tensor (n, 3, size, size)."""
+    if settings.center:
+        return torch.from_numpy(np.stack([crops.center_crop(image, size) for image in images])).permute(0, 3, 1, 2)
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
     boxes, flips = _geometry(numbers, settings, images.shape[1], images.shape[2])
     with threads_for(len(images) * 3 * size * size):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
-from snclr.methods.common.features import autocast_disabled
+from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.config import LossForm, Sides, SoftNeighborConfig
 from snclr.methods.snclr import kernels
 from snclr.methods.snclr.kernels import Keys
@@ -109,7 +109,7 @@ class NeighborLogits(NamedTuple):
 
     own: Tensor  # (N, 1) z1·y2/τ
     near: Tensor  # (N, K) z1·NN_i/τ, -inf where missing
-    count: Tensor  # (N, K) how often the neighbor is in the denominator, 0 where missing
+    counts: Tensor  # (N, K) how often the neighbor is in the denominator, 0 where missing
     denominator: Tensor  # (N,) log of the denominator
     others: Tensor | None = None  # (N,) log of the denominator without the row's neighbors, if asked for
 
@@ -143,9 +143,9 @@ def neighbor_logits(
     near = torch.einsum("nd,nkd->nk", z1, neighbors) / tau  # i = 1..K
     near = near.masked_fill(~mask, -torch.inf)
     if sides == "positives":  # of other instances only y2 is in the denominator
-        others = kernels.logsumexp(z1, keys, tau)
-        denominator = torch.cat([others[:, None], near], dim=1).logsumexp(dim=1)
-        return NeighborLogits(own, near, mask.to(z1.dtype), denominator, others.detach())
+        rest = kernels.logsumexp(z1, keys, tau)
+        denominator = torch.cat([rest[:, None], near], dim=1).logsumexp(dim=1)
+        return NeighborLogits(own, near, mask.to(z1.dtype), denominator, rest.detach())
 
     # A neighbor of several instances is computed once and counted.
     count = torch.bincount(batch_index[batch_index >= 0].flatten(), minlength=len(candidates))
@@ -199,7 +199,7 @@ def pulling_weights(logits: NeighborLogits, w: Tensor) -> Tensor:
     assert logits.others is not None
     with torch.no_grad():
         numerator = torch.cat([logits.own, logits.near + w.log()], dim=1).logsumexp(dim=1)
-        least = PULL_MARGIN * logits.count * (numerator - logits.others).exp().clamp(max=1)[:, None]
+        least = PULL_MARGIN * logits.counts * (numerator - logits.others).exp().clamp(max=1)[:, None]
     return torch.maximum(w, least)
 
 
@@ -227,7 +227,8 @@ class SoftNeighborOutput(NamedTuple):
 class SoftNeighborLoss(nn.Module):
     """Neighbor search, positiveness and loss of one direction (view 1 → view 2), with the queue.
 
-    `config` or keyword options give the settings of `SoftNeighborConfig`.
+    `config` or keyword options give the settings of `SoftNeighborConfig`. With `search_dim` the queue is searched by
+    other features than those of the loss.
 
     >>> criterion = SoftNeighborLoss(dim=8, queue_length=64, neighbors=4)
     >>> y1, z1, y2, ids = torch.randn(6, 8), torch.randn(6, 8), torch.randn(6, 8), torch.arange(6)
@@ -242,11 +243,12 @@ class SoftNeighborLoss(nn.Module):
         config: SoftNeighborConfig | None = None,
         *,
         queue_dtype: torch.dtype = torch.float32,
+        search_dim: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.config = dataclasses.replace(config or SoftNeighborConfig(), **options)
-        self.queue = NeighborQueue(queue_length, dim, dtype=queue_dtype)
+        self.queue = NeighborQueue(queue_length, dim, dtype=queue_dtype, search_dim=search_dim)
         learned = self.config.attention == "linear"
         self.f1 = _identity_linear(dim) if learned else nn.Identity()
         self.f2 = _identity_linear(dim) if learned else nn.Identity()
@@ -263,22 +265,23 @@ class SoftNeighborLoss(nn.Module):
         y2: Tensor,
         ids: Tensor,
         *,
+        neighbors: Neighbors | None = None,
         use_neighbors: bool = True,
         same_view: Tensor | None = None,
         all_gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> SoftNeighborOutput:
         """Return the loss of rows y1, z1, y2 (N, D) of images `ids` (N,).
 
-        `use_neighbors=False` gives Eq. 1; neighbors are then searched for the metrics only. `same_view` (N, D), the
-        target projections of view 1, is needed for negatives "both-views". `all_gather` concatenates a tensor over all
-        ranks.
+        `neighbors` are entries of the queue, by default those nearest to y2. `use_neighbors=False` gives Eq. 1; the
+        neighbors are then for the metrics only. `same_view` (N, D), the target projections of view 1, is needed for
+        negatives "both-views". `all_gather` concatenates a tensor over all ranks.
         """
         c = self.config
         with autocast_disabled(z1):
             dtype = torch.promote_types(z1.dtype, torch.float32)
             y1, z1, y2 = (F.normalize(y.to(dtype), dim=1) for y in (y1, z1, y2.detach()))
             candidates = self.queue.candidates
-            neighbors = self.queue.search(y2, c.neighbors, ids)
+            neighbors = self.search(y2, ids) if neighbors is None else neighbors
             if len(candidates) == 0:
                 w = torch.zeros_like(neighbors.similarity)
             else:
@@ -300,6 +303,12 @@ class SoftNeighborLoss(nn.Module):
                 # f1 and f2 need a gradient even in a step that does not use them, because DDP waits for it.
                 loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
         return SoftNeighborOutput(loss * 2 * c.temperature if c.times_2tau else loss, neighbors, w.detach(), pulled)
+
+    def search(self, query: Tensor, ids: Tensor) -> Neighbors:
+        """Return the K nearest entries of the queue for each feature (N, D) of images `ids` (N,) (Eq. 3)."""
+        with autocast_disabled(query):
+            unique = self.config.unique_neighbors
+            return self.queue.search(l2_normalize(query), self.config.neighbors, ids, unique=unique)
 
     def positiveness(
         self, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"] | None = None
