@@ -183,6 +183,8 @@ def test_invalid_arguments_are_rejected():
     z = torch.eye(2)
     with pytest.raises(UserError, match="form"):
         soft_neighbor_loss(z, z, z, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), form="x")
+    with pytest.raises(UserError, match="pull is for form 'inside'"):
+        soft_neighbor_loss(z, z, z, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), form="outside", pull=True)
     with pytest.raises(UserError, match="reduction"):
         contrastive_loss(z, z, reduction="sum")
     with pytest.raises(ValueError, match="at least 1"):

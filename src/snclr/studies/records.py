@@ -14,16 +14,9 @@ from snclr.studies.runs import Run
 
 SCHEMA = 1
 _SERIES = (
-    "loss",
-    "same_class",
-    "queue_knn",
-    "positiveness_entropy",
-    "neighbor_agreement",
-    "pulled_share",
-    "spread",
-    "effective_rank",
-    "queue_fill",
-)
+    "loss", "same_class", "queue_knn", "positiveness_entropy", "neighbor_agreement", "queue_agreement",
+    "pulled_share", "spread", "effective_rank", "queue_fill",
+)  # fmt: skip
 _log = logging.getLogger("snclr")
 
 

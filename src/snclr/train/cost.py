@@ -75,7 +75,7 @@ def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str,
             output, _, _ = task.training_step(batch)
             spent = (time.monotonic() - start) / (60 * minutes)
             if spent > 0.8 or step == task.total_steps:
-                found.append(health(output, labels, batch.ids))
+                found.append(health(output, labels, batch.ids, task.module.queue))
             if spent > 1:
                 break
     names = {name for values in found for name in values}

@@ -107,8 +107,9 @@ class PretrainTask(LoaderTask):
         loss = all_reduce_sum(output.loss.detach().clone()) / self.fabric.world_size
         rest = {name: part for name, part in output._asdict().items() if name != "loss" and part is not None}
         gathered = StepOutput(loss=loss, **{name: all_gather(part) for name, part in rest.items()})
-        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids))}
-        if (queue := self.module.queue) is not None:
+        queue = self.module.queue
+        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
+        if queue is not None:
             values["queue_fill"] = len(queue) / queue.length
         is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
         if is_collapsed and not self._collapsed:

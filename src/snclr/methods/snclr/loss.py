@@ -170,6 +170,8 @@ def weighted_loss(logits: NeighborLogits, w: Tensor, *, form: str, sides: str, p
     """Return Eq. 2 of each row from its logits and weights; the options are those of `soft_neighbor_loss`."""
     if form not in FORMS:
         raise UserError(f"form must be one of {FORMS}, not {form!r}")
+    if pull and form == "outside":
+        raise UserError("pull is for form 'inside', not 'outside'")
     own, near, count, denominator, _ = logits
     if sides not in ("both", "positives"):
         return WeightedLoss(denominator - own.squeeze(1), w, None)
@@ -179,12 +181,12 @@ def weighted_loss(logits: NeighborLogits, w: Tensor, *, form: str, sides: str, p
     if form == "outside":
         cost = torch.where(mask, denominator[:, None] - near, 0.0)
         rows = denominator - own.squeeze(1) + (w * cost).sum(dim=1)
-        threshold = (1 + w.sum(dim=1, keepdim=True)) * (near - denominator[:, None]).exp()
+        threshold = (1 + w.sum(dim=1, keepdim=True)) * (near - denominator[:, None]).detach().exp()
     else:
         supports = (w > 0) & mask
         weighted = torch.where(supports, near + torch.where(supports, w, 1.0).log(), -torch.inf)
         rows = denominator - torch.cat([own, weighted], dim=1).logsumexp(dim=1)
-        threshold = (-rows).exp()[:, None]
+        threshold = (-rows.detach()).exp()[:, None]
     return WeightedLoss(rows, w, (w > count * threshold).detach())
 
 

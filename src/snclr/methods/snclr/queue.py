@@ -91,6 +91,12 @@ class NeighborQueue(nn.Module):
         """The filled rows (count, D)."""
         return self.features[: self.count]
 
+    @property
+    def search_candidates(self) -> Tensor:
+        """The features of the filled rows that the search compares."""
+        features = self.features if self.search_features is None else self.search_features
+        return features[: self.count]
+
     @torch.no_grad()
     def push(self, features: Tensor, ids: Tensor, search_features: Tensor | None = None) -> None:
         """Append features (B, D) of images `ids` (B,), normalized; the oldest entries are replaced.
@@ -121,8 +127,7 @@ class NeighborQueue(nn.Module):
 
         With `unique`, an image is found at most once, by its newest entry.
         """
-        features = self.features if self.search_features is None else self.search_features
-        candidates, candidate_ids = features[: self.count], self.ids[: self.count]
+        candidates, candidate_ids = self.search_candidates, self.ids[: self.count]
         if not unique or self.count == 0:
             return nearest_neighbors(query, candidates, k, ids=ids, candidate_ids=candidate_ids)
         rows = self.newest()
