@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from snclr.api.pretrain import plan
+from snclr.api.pretrain import neighbor_advice, plan
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.cli.main import main
 from snclr.cli.pretrain import show_plan
@@ -75,6 +75,43 @@ def test_with_several_processes_one_rank_is_measured(images, capsys):
     assert found.steps_per_epoch == 3
     with pytest.raises(UserError, match="is not divisible by 3 ranks; the nearest that is: 15"):
         plan(steps=1, data=str(images), **SMALL, devices="3")
+
+
+def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
+    found = plan(steps=1, data=str(images), **{**SMALL, "epochs": 4}, probe_minutes=5)
+    assert found.probe.steps == 12  # the whole run, which is shorter than the probe
+    assert 0 <= found.probe.agreement <= 1
+    assert 0 <= found.probe.purity <= 1
+    assert 0 <= found.probe.pulled_share <= 1
+    show_plan(found)
+    text = capsys.readouterr().out
+    assert f"{found.probe.agreement:.0%} agree between two views" in text
+    assert found.probe.advice in text
+    short = plan(steps=1, data=str(images), **SMALL, probe_minutes=1e-6, search_view="plain", sides="neither").probe
+    assert (short.steps, short.agreement, short.pulled_share) == (1, None, None)
+    assert plan(steps=1, data=str(images), **SMALL).probe is None
+
+
+@pytest.mark.parametrize(
+    ("purity", "pulled", "texts"),
+    [
+        (0.9, 1.0, ["90%", "are likely to help"]),
+        (0.3, 1.0, ["30%", "not likely to help", "--search-view plain"]),
+        (0.7, 0.4, ["70%", "--sides neither", "40%", "--gamma pull"]),
+        (None, None, ["not known", "--sides neither"]),
+    ],
+)
+def test_the_advice_follows_purity_and_pulled_share(purity, pulled, texts):
+    advice = neighbor_advice(purity, pulled)
+    assert [text for text in texts if text not in advice] == []
+    assert ("--gamma pull" in advice) is ("--gamma pull" in texts)
+
+
+def test_a_probe_needs_snclr_and_a_time(images):
+    with pytest.raises(UserError, match="--probe-minutes is for --method snclr"):
+        plan(data=str(images), method="byol", probe_minutes=1)
+    with pytest.raises(UserError, match="at least 0, not -1"):
+        plan(data=str(images), probe_minutes=-1)
 
 
 def test_the_command_prints_text_or_json(images, capsys):

@@ -29,9 +29,11 @@ _PLAN_EXAMPLES = """Examples:
   snclr plan --data my-photos/
   snclr plan --data my-photos/ --encoder resnet50 --image-size 224 --batch-size 256
   snclr plan --recipe cifar --data cifar10 --json
+  snclr plan --data my-photos/ --probe-minutes 2
 
 Builds the encoder, heads and queue of the run, fills the queue and trains a few steps on your images. Nothing is
-written. With --devices or --nodes, one rank is measured with its part of the batch.
+written. With --devices or --nodes, one rank is measured with its part of the batch. With
+--probe-minutes, the run is also trained for that time from its start, and its neighbors are measured.
 """
 
 
@@ -82,11 +84,21 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         )
         if queue.same_class is not None:
             yield "", f"about {queue.same_class:,.0f} of these images share a given image's class (by the labels)"
+    if (probe := plan.probe) is not None:
+        shares = {
+            "agree between two views": probe.agreement,
+            "have the image's class": probe.purity,
+            "are pulled": probe.pulled_share,
+        }
+        parts = [f"{share:.0%} {what}" for what, share in shares.items() if share is not None]
+        yield "neighbors", f"{', '.join(parts) or 'none found'} (after {probe.steps:,} steps, {probe.minutes:g} min)"
     if plan.processes > 1:
         yield "note", "communication between ranks is not included; see docs/reference/scaling.md"
 
 
 def _warnings(plan: RunPlan) -> Iterator[str]:
+    if plan.probe is not None:
+        yield plan.probe.advice
     if plan.queue is None:
         return
     if plan.queue.length > plan.images:

@@ -203,11 +203,15 @@ def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str
     if c.weights == "hard":
         caption = "w is 1 for every neighbor, as in training (--weights hard)."
     else:
-        largest = "each image's largest weight is 1" if c.gamma == "max" else f"divided by gamma = {c.gamma:g}"
+        # The loss raises the weights of gamma "pull" further; `weigh_as_trained` gives those before that.
+        gamma = 1.0 if c.gamma == "pull" else c.gamma
+        largest = "each image's largest weight is 1" if gamma == "max" else f"divided by gamma = {gamma:g}"
+        if c.gamma == "pull":
+            largest += ", before the loss raises it (--gamma pull)"
         caption = (
             f"w is computed as in training: a softmax over the {c.neighbors} nearest neighbors with temperature "
             f"{c.attention_temperature:g}, {largest}. Equal weights would be "
-            f"{1.0 if c.gamma == 'max' else 1 / c.neighbors / c.gamma:.3f}."
+            f"{1.0 if gamma == 'max' else 1 / c.neighbors / gamma:.3f}."
         )
     return max(k, c.neighbors), functools.partial(weigh_as_trained, space.criterion, gamma=c.gamma), caption
 

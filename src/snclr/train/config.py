@@ -70,6 +70,8 @@ class EncoderConfig:
     """Use fixed 2-D sine-cosine position embeddings in a ViT."""
     freeze_patch_embed: bool = False
     """Keep the patch embedding of a ViT at its random initialization."""
+    zero_init_residual: bool = True
+    """Start every residual branch of a ResNet at zero; no: the library's initialization (timm's is the same)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,9 @@ class OptimConfig:
     warmup_epochs: NonNegative = 10.0
     """Epochs of linear warm-up before the cosine decay."""
     weight_decay: NonNegative = 1e-4
-    """Weight decay, not applied to biases, norms and tokens."""
+    """Weight decay of the parameters that weight_decay_on names."""
+    weight_decay_on: Literal["weights", "all"] = "weights"
+    """Parameters with weight decay: weights (no biases, norms and tokens) or all; lars never decays 1-D tensors."""
     clip_gradient: Positive | None = None
     """Clip the gradient to this norm (default: no clipping)."""
 
@@ -195,6 +199,9 @@ SIZES = frozenset({"hidden", "dim", "queue_length", "momentum", "prototypes"})
 REMOVED_SETTINGS = {"accumulate": 1}
 """Settings of earlier versions with the only value they could have; a config.yaml may still contain them."""
 
+EARLIER_VALUES: dict[str, Any] = {"final_bias": True, "zero_init_residual": False, "weight_decay_on": "weights"}
+"""Settings that earlier versions did not have, with the value that describes what those versions did."""
+
 
 @functools.cache
 def setting_groups() -> dict[str, dict[str, Setting]]:
@@ -290,7 +297,7 @@ def fit_queue(config: PretrainConfig, images: int) -> PretrainConfig:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the settings in a config.yaml."""
+    """Return the settings in a config.yaml; the file of a run of an earlier version gets `EARLIER_VALUES`."""
     import yaml
 
     try:
@@ -300,6 +307,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
+    written_by_a_run = {f.name for f in fields(PretrainConfig)} - EARLIER_VALUES.keys() - {"method_config"}
+    if written_by_a_run <= saved.keys() and saved["method"] in list(METHODS):  # else a file of a few settings
+        return settings_for_method(saved["method"], EARLIER_VALUES) | saved
     return saved
 
 

@@ -1,4 +1,4 @@
-"""Measure time and memory of some training steps with a full queue."""
+"""Measure some training steps: their time and memory with a full queue, and the quality of their neighbors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from snclr.runtime.device import limit_threads
 from snclr.runtime.progress import Progress
 from snclr.train.build import build_task
 from snclr.train.config import resolve
+from snclr.train.health import health
 from snclr.train.pretrain import launch_run
 
 WARMUP_STEPS = 3
@@ -34,7 +35,9 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
     if queue is not None:
         generator = torch.Generator().manual_seed(config.seed)
         features = torch.randn(queue.length, queue.features.shape[1], generator=generator)
-        queue.push(features.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
+        device, keys = queue.features.device, queue.search_features
+        ids = -2 - torch.arange(queue.length, device=device)  # of no image of the dataset, and all different
+        queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
     durations: list[float] = []
     ends: list[float] = []
     batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
@@ -59,6 +62,30 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
         "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer).values()) / 1e6,
         **peak_memory(),
     }  # fmt: skip
+
+
+def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str, float]:
+    """Train for some minutes without a run directory; return the mean health metrics of the last fifth of the time.
+
+    There is no warm-up of the learning rate, so that a short training changes the features. "steps" is the number of
+    steps.
+    """
+    config = resolve({**settings, "out": "unused", "warmup_epochs": 0.0})
+    task = build_task(config, launch_run(config))
+    labels = None if task.dataset.labels is None else torch.from_numpy(task.dataset.labels).to(task.fabric.device)
+    batches: Any = task.loader.batches(0, task.total_steps)
+    found: list[dict[str, float]] = []
+    start, step = time.monotonic(), 0
+    with limit_threads(config.threads), contextlib.closing(batches):
+        for step, batch in enumerate(batches, start=1):
+            output, _, _ = task.training_step(batch)
+            spent = (time.monotonic() - start) / (60 * minutes)
+            if spent > 0.8 or step == task.total_steps:
+                found.append(health(output, labels, batch.ids, task.module.queue))
+            if spent > 1:
+                break
+    names = {name for values in found for name in values}
+    return {"steps": step} | {n: statistics.fmean(values[n] for values in found if n in values) for n in sorted(names)}
 
 
 def peak_memory() -> dict[str, Any]:

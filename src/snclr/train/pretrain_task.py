@@ -33,6 +33,10 @@ COLLAPSE_ADVICE = (
     "the features have collapsed: the encoder maps all images to nearly the same feature. Try a lower --lr, a longer"
     " --warmup-epochs, a higher --momentum, or a larger --batch-size"
 )
+PUSH_ADVICE = (
+    "fewer than half of the neighbors are pulled: their weights are below count × exp(−loss), so the loss pushes the"
+    " images away from them. Try --gamma pull, --gamma max or --weights hard"
+)
 NONFINITE_ADVICE = (
     "The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
     " --lr, --clip-gradient 1 or --precision 32."
@@ -67,6 +71,7 @@ class PretrainTask(LoaderTask):
         self._purity_explained = False
         # Losses since the start of the epoch. The sum stays on the device: reading it would wait for the step.
         self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
+        self._pushes = False  # whether the warning was given
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Train on one batch; if `log`, return loss and health of the global batch."""
@@ -109,8 +114,9 @@ class PretrainTask(LoaderTask):
         loss = all_reduce_sum(output.loss.detach().clone()) / self.fabric.world_size
         rest = {name: part for name, part in output._asdict().items() if name != "loss" and part is not None}
         gathered = StepOutput(loss=loss, **{name: all_gather(part) for name, part in rest.items()})
-        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids))}
-        if (queue := self.module.queue) is not None:
+        queue = self.module.queue
+        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
+        if queue is not None:
             values["queue_fill"] = len(queue) / queue.length
         if "same_class" in values and self._labels is not None and not self._purity_explained:
             chance = purity_chance(self._labels)
@@ -118,11 +124,17 @@ class PretrainTask(LoaderTask):
             self._purity_explained = True
         is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
         if is_collapsed and not self._collapsed:
-            text = f"warning: step {batch.step + 1}: {COLLAPSE_ADVICE}"
-            self.progress.say(text)
-            _log.warning(text)
+            self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed
+        if values.get("pulled_share", 1.0) < 0.5 and not self._pushes:
+            self._warn(batch.step, PUSH_ADVICE)
+            self._pushes = True
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
+
+    def _warn(self, step: int, advice: str) -> None:
+        text = f"warning: step {step + 1}: {advice}"
+        self.progress.say(text)
+        _log.warning(text)
 
     def display(self, step: int, values: Mapping[str, Any]) -> dict[str, str]:
         """Return the values shown beside the progress bar."""
@@ -132,6 +144,8 @@ class PretrainTask(LoaderTask):
             "effective_rank": ("effective rank", "{:.0f}"),
             "same_class": ("neighbor purity", "{:.0%}"),
             "queue_knn": ("queue kNN", "{:.0%}"),
+            "neighbor_agreement": ("agreement", "{:.0%}"),
+            "pulled_share": ("pulled", "{:.0%}"),
         }
         epoch = f"{-(-step // self.steps_per_epoch)}/{self.config.epochs}"
         shown = {title: text.format(values[name]) for name, (title, text) in titles.items() if name in values}

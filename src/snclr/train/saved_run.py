@@ -28,6 +28,8 @@ def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
         return resolve(settings)  # killed before its settings were written, so nothing is lost
     saved = {**read_config(path), "resume": False, "overwrite": False}
     given = {name: value for name, value in settings.items() if value is not None}
+    if given.get("momentum") == "auto":  # the run has the number that was computed at its start
+        del given["momentum"]
     # The method determines the other settings.
     _refuse_change("method", known_spelling(str(given.get("method", saved.get("method"))), METHODS), saved, given)
     resumed = resolve({**saved, **given})

@@ -59,6 +59,8 @@ class ViewSettings:
     """Probability of solarization."""
     randaugment: float = 0.0
     """Probability of each of the two operations of RandAugment, applied after the jitter."""
+    center: bool = False
+    """Take the center crop of evaluation instead of a random crop."""
 
     def __post_init__(self) -> None:
         limits = {"hue": 0.5}
@@ -87,6 +89,8 @@ VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
 }
 TRAIN_CROP = ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0)
 """A random crop and flip, for linear probes and fine-tuning."""
+PLAIN_VIEW = ViewSettings(center=True, jitter=0.0, grayscale=0.0, blur=0.0)
+"""The image as in evaluation: the center crop, without color changes."""
 
 # Positions of the random numbers of a view.
 _FLIP = crops.CROP_NUMBERS
@@ -113,6 +117,8 @@ def crop_images(
     images: Sequence[RGBImage], settings: ViewSettings, size: int, *, seed: int, epoch: int, ids: Ids, view: int
 ) -> RGBImage:
     """Apply `crop_view` to n images of any sizes → uint8 (n, size, size, 3); faster than one by one."""
+    if settings.center:
+        return np.stack([crops.center_crop(image, size) for image in images])
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
     out = np.empty((len(images), size, size, 3), np.uint8)
     shapes = np.array([image.shape[:2] for image in images])
@@ -128,6 +134,8 @@ def crop_views(
     images: RGBImage, settings: ViewSettings, size: int, *, seed: int, epoch: int, ids: Ids, view: int
 ) -> Tensor:
     """Apply stage 1 to a batch, uint8 (n, H, W, 3) → uint8 tensor (n, 3, size, size)."""
+    if settings.center:
+        return torch.from_numpy(np.stack([crops.center_crop(image, size) for image in images])).permute(0, 3, 1, 2)
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
     boxes, flips = _geometry(numbers, settings, images.shape[1], images.shape[2])
     with threads_for(len(images) * 3 * size * size):

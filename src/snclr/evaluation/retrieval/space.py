@@ -88,7 +88,7 @@ def weigh_by_cosine(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
 
 
 def weigh_as_trained(
-    criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max"]
+    criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"]
 ) -> Tensor:
     """Compute Eq. 4 of y1 (n, D) and neighbors (n, K, D) with the weights, f1, f2 and temperature of the run."""
     criterion.f1.to(y1.device)
