@@ -33,6 +33,10 @@ def show_report(result: ReportResult) -> None:
 
 COMMANDS = {
     "report": Command(
-        function=report, show=show_report, examples=_EXAMPLES, flags={"k": Parameter(alias="--neighbors")}
+        function=report,
+        show=show_report,
+        examples=_EXAMPLES,
+        types={"runs": list[str]},
+        flags={"k": Parameter(alias="--neighbors"), "runs": Parameter(name="MORE-RUNS")},
     )
 }
