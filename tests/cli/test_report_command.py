@@ -279,6 +279,8 @@ def test_runs_are_overlaid(trained: Path, run: Path, capsys: pytest.CaptureFixtu
     loss = [line["loss"] for line in read_metrics(run)]
     lines = parsed.data("curves-data")["loss"]["lines"]
     assert [line["value"] for line in lines] == [[pytest.approx(value, rel=1e-5) for value in loss]] * 2
+    assert main(["report", str(run), str(other), str(trained), "--out", str(run / "three.html")]) == 0
+    assert "Report of 3 runs" in (run / "three.html").read_text()
     for arguments in ([run, run], [run, other, "--data", "demo"]):
         assert main(["report", *map(str, arguments)]) == 2
     assert "given twice" in capsys.readouterr().err

@@ -84,7 +84,11 @@ def show_curate(result: CurateResult) -> None:
 
 COMMANDS = {
     "report": Command(
-        function=report, show=show_report, examples=_EXAMPLES, flags={"k": Parameter(alias="--neighbors")}
+        function=report,
+        show=show_report,
+        examples=_EXAMPLES,
+        types={"runs": list[str]},
+        flags={"k": Parameter(alias="--neighbors"), "runs": Parameter(name="MORE-RUNS")},
     ),
     "explore": Command(function=explore, show=show_explore, examples=_EXPLORE_EXAMPLES, without=("on_ready",)),
     "curate": Command(function=curate, show=show_curate, examples=_CURATE_EXAMPLES),

@@ -184,12 +184,18 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
+    purity = retrieval.neighbor_purity(ranked)
+    measured = (
+        f" neighbor purity over all {len(ranked):,} images"
+        f" ({retrieval.describe_purity(gallery, retrieval.purity_chance(ranked, gallery))});"
+        if any(share is not None for share in purity)
+        else ""
+    )
     protocol = (
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
-        f"{gallery.description}, without the query itself; center crops; neighbor purity over all {len(ranked):,} "
-        f"images ({retrieval.describe_purity(gallery, retrieval.purity_chance(ranked, gallery))}); seed {options.seed}."
+        f"{gallery.description}, without the query itself; center crops;{measured} seed {options.seed}."
     )
-    return Gallery(rows, uris, protocol, retrieval.neighbor_purity(ranked), weights)
+    return Gallery(rows, uris, protocol, purity, weights)
 
 
 def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str | None]:
