@@ -175,7 +175,7 @@ def test_slurm_tasks_become_the_processes(photos, alone, tmp_path):
         for rank in range(tasks)
     ]
     said = side_by_side(photos, tmp_path / "run", each)
-    assert f"{tasks} processes" in said[0]
+    assert f"{tasks} ranks" in said[0]
     assert_same_images(alone, tmp_path / "run")
 
 
