@@ -176,7 +176,7 @@ def test_accuracies_are_grouped_by_test_set() -> None:
             ("knn", 0.375, "held out"),
         ]
     ]  # fmt: skip
-    results[2]["baselines"], results[2]["chance"] = {"raw_pixels": 0.31}, 0.2
+    results[2]["baselines"], results[2]["chance"] = {"raw_pixels": {"top1": 0.31, "top5": None}}, 0.2
     text = ParsedPage(render(page(["n"], results=results))).text().replace("\u202f", " ")
     words = " ".join(text[: text.index("Top-1 accuracy, newest")].split())
     held_out, other = words.index("held out for the test (seed 0) n = 120"), words.index("test demo n = 1,200")

@@ -76,10 +76,11 @@ def accuracy_of(record: Mapping[str, Any]) -> Accuracy | None:
     if not is_finite_number(error):
         error = None if n is None else math.sqrt(top1 * (1 - top1) / n)
     baselines = record.get("baselines")
+    given = baselines.items() if isinstance(baselines, dict) else ()
+    values: dict[str, Any] = {str(name): b.get("top1") if isinstance(b, dict) else b for name, b in given}
     return Accuracy(
         str(record["kind"]), top1, n, error, chance if is_finite_number(chance) else None,
-        {str(name): value for name, value in baselines.items() if is_finite_number(value) and 0 <= value <= 1}
-        if isinstance(baselines, dict) else {},
+        {name: value for name, value in values.items() if is_finite_number(value) and 0 <= value <= 1},
     )  # fmt: skip
 
 
