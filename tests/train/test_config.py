@@ -127,6 +127,7 @@ def test_a_run_of_an_earlier_version_keeps_what_it_computed(tmp_path):
     assert new >= EARLIER_VALUES.keys()  # the others have a default that describes the earlier version
     assert {name: resolved[name] for name in new - EARLIER_VALUES.keys()} == {
         "negatives": "other-view", "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
+        "cache_images": "auto", "keep_encoders": 0,
     }  # fmt: skip
     # A file of a few settings is not a run's: it gets today's defaults.
     (tmp_path / "few.yaml").write_text("recipe: demo\nneighbors: 7\n")

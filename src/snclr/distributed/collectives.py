@@ -1,7 +1,7 @@
 """Collectives for training and evaluation; this module and `launch` are the only users of torch.distributed.
 
-Every function also works on a single rank. All except `is_distributed`, `rank_and_size` and `rank_share` are
-collective: every rank must call them, in the same order.
+Every function also works on a single rank. Those that communicate, `is_first_rank_on_node` among them, are collective:
+every rank must call them, in the same order.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, device: torch.device
 
 
 def is_first_rank_on_node() -> bool:
-    """Return whether this is the lowest rank of its node: the one that downloads and indexes for the others."""
+    """Return whether this is the lowest rank of its node, which downloads and indexes for the others. Collective."""
     return all_gather_objects(_node_id()).index(_node_id()) == rank_and_size()[0]
 
 

@@ -17,7 +17,7 @@ from snclr.io.atomic import discard, sweep
 from snclr.io.hashing import sha256_json
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.stop import StopFlag, StopRequested
-from snclr.train.trainer import Trainer, TrainTask, load_checkpoint
+from snclr.train.trainer import Trainer, TrainTask, load_latest_checkpoint
 
 EVALUATION = "evaluation"
 """Directory in a run for cached features and the state of stopped evaluations. It may be deleted at any time."""
@@ -77,7 +77,7 @@ class EvalState:
 
     def load(self, stage: str, device: torch.device | str, *, quiet: bool) -> Checkpoint | None:
         """Return the saved state of a stage on every rank, or None."""
-        return load_checkpoint(self.folder / stage, device, self.identity, quiet=quiet)
+        return load_latest_checkpoint(self.folder / stage, device, self.identity, quiet=quiet)
 
     def save(self, stage: str, step: int, tensors: dict[str, Tensor]) -> None:
         """Save the state of a stage after `step` steps, on rank 0."""

@@ -23,7 +23,7 @@ class BYOL(MomentumMethod):
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""
-        y2 = self.target_projections(views)
-        z1 = self.predict(self.project(views))
-        loss = 4 + 2 * (negative_cosine(z1[0], y2[1]) + negative_cosine(z1[1], y2[0]))
-        return StepOutput(loss=loss, features=l2_normalize(y2[1]))
+        target = self.target_projections(views)
+        predicted = self.predict(self.project(views))
+        loss = 4 + 2 * (negative_cosine(predicted[0], target[1]) + negative_cosine(predicted[1], target[0]))
+        return StepOutput(loss=loss, features=l2_normalize(target[1]))

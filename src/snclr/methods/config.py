@@ -55,7 +55,7 @@ class ProjectorConfig(MethodConfig):
     """Size of the projector."""
 
     hidden: Count = 4096
-    """Hidden units of projector and predictor."""
+    """Hidden units of the projector. The predictor has as many (nnclr: twice as many; simsiam: a quarter of dim)."""
     dim: AtLeastTwo = 256
     """Output features of the projector (D), which the loss compares."""
     projector_layers: Count = 2
@@ -67,7 +67,7 @@ class FinalNormConfig(ProjectorConfig):
     """A projector that may end with a batch norm."""
 
     final_bn: bool = False
-    """End projector and predictor with a batch norm."""
+    """End the projector with a batch norm, and the predictor too (not in nnclr and simsiam)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class SoftNeighborConfig(MethodConfig):
     neighbors: Count = 30
     """Soft neighbors K of each image."""
     gamma: Positive | Literal["max", "pull"] = 1.0
-    """Divisor of the attention weights: a number; max: the largest attention weight of each image (then w = 1); pull:
+    """Divisor of the attention weights: a number; max: each image's largest weight, so that its largest w is 1; pull:
     1, or less for a neighbor that the image would be pushed away from."""
     loss_form: LossForm = "inside"
     """Weights inside the logarithm (paper) or outside (released code)."""

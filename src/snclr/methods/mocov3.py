@@ -1,7 +1,8 @@
 """MoCo v3: online and target network as in SNCLR, without queue and neighbors.
 
 Chen, Xie, He: "An Empirical Study of Training Self-Supervised Vision Transformers", ICCV 2021. Eq. 1 in both directions
-as in Algorithm 1, times 2τ. The paper's q is z1 here, its k+ is y2. Equal to SNCLR with `sides="neither"`.
+as in Algorithm 1, times 2τ. The paper's q is z1 here, its k+ is y2. With equal heads, momentum schedule and
+`times_2tau`, it equals SNCLR with `sides="neither"`.
 
 x1 ── encoder ── projector ── y1 ── predictor ── z1 ┐
                                                      ├ contrastive loss over the batch's y2
@@ -29,10 +30,10 @@ class MoCoV3(MomentumMethod):
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""
         tau = self.config.temperature
-        y2 = self.target_projections(views)
-        z1 = self.predict(self.project(views))
-        with autocast_disabled(z1[0]):
-            z1, y2 = [l2_normalize(z) for z in z1], [l2_normalize(y) for y in y2]
-            loss = contrastive_loss(z1[0], y2[1], tau=tau, batch_y2=all_gather(y2[1]))
-            loss = loss + contrastive_loss(z1[1], y2[0], tau=tau, batch_y2=all_gather(y2[0]))
-        return StepOutput(loss=loss * 2 * tau if self.config.times_2tau else loss, features=y2[1])
+        target = self.target_projections(views)
+        predicted = self.predict(self.project(views))
+        with autocast_disabled(predicted[0]):
+            z, y = [l2_normalize(z) for z in predicted], [l2_normalize(y) for y in target]
+            loss = contrastive_loss(z[0], y[1], tau=tau, batch_y2=all_gather(y[1]))
+            loss = loss + contrastive_loss(z[1], y[0], tau=tau, batch_y2=all_gather(y[0]))
+        return StepOutput(loss=loss * 2 * tau if self.config.times_2tau else loss, features=y[1])

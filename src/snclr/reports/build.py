@@ -32,7 +32,7 @@ from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import ClassTable, classify_again, rename_classes
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
-from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
+from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_within
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
 from snclr.train.config import read_config
@@ -123,7 +123,7 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     if not isinstance(dataset, Missing):
         rename_classes(dataset, options.class_names)
     results = read_results(run.path)
-    gallery: Gallery | Missing
+    gallery: NeighborSection | Missing
     embedding_map: EmbeddingMap | Missing
     classes: ClassTable | Missing | None = Missing("images were not encoded (--no-embeddings)")
     if isinstance(dataset, Missing):
@@ -169,7 +169,7 @@ def sample(dataset: ImageDataset, count: int, seed: int) -> ImageDataset:
     return Subset(dataset, np.sort(epoch_order(len(dataset), seed, epoch=0)[:count]))
 
 
-def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> Gallery:
+def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> NeighborSection:
     """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
     space = open_space(run.path, device=session.device)
     queries = retrieval.Queries.embed(session, space, dataset)
@@ -195,7 +195,7 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
         f"{gallery.description}, without the query itself; center crops;{measured} seed {options.seed}."
     )
-    return Gallery(rows, uris, protocol, purity, weights)
+    return NeighborSection(rows, uris, protocol, purity, weights)
 
 
 def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str | None]:

@@ -33,7 +33,7 @@ SIDE = 128
 
 
 @dataclass(frozen=True)
-class Gallery:
+class NeighborSection:
     """Query images with their neighbors by decreasing w."""
 
     rows: Sequence[NeighborRow]
@@ -69,7 +69,7 @@ class Page:
     classes: ClassTable | Missing | None = None
     """Accuracy by class; None without a kNN result."""
     skipped: Sequence[Mapping[str, Any]] = ()
-    gallery: Gallery | Missing = Missing("not requested")
+    gallery: NeighborSection | Missing = Missing("not requested")
     map: EmbeddingMap | Missing = Missing("not requested")
     images: int | None = None
     """Number of training images, if known."""
@@ -101,7 +101,7 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
     if isinstance(page.map, EmbeddingMap):
         candidates.append(replace(page, map=replace(page.map, data={**page.map.data, "sprite": None})))
         candidates.append(replace(page, map=Missing(_TOO_LARGE)))
-    if isinstance(page.gallery, Gallery):
+    if isinstance(page.gallery, NeighborSection):
         candidates.append(replace(candidates[-1], gallery=Missing(_TOO_LARGE)))
     for shown in candidates:
         html = render(shown)

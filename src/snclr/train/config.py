@@ -307,8 +307,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
-    written_by_a_run = {f.name for f in fields(PretrainConfig)} - EARLIER_VALUES.keys() - {"method_config"}
-    if written_by_a_run <= saved.keys() and saved["method"] in list(METHODS):  # else a file of a few settings
+    # The config.yaml of a run of any version has these; a file with a few settings written by hand has not.
+    written_by_a_run = {"out", "method", "seed", "resume", "overwrite"} <= saved.keys()
+    if written_by_a_run and saved["method"] in list(METHODS):
         return settings_for_method(saved["method"], EARLIER_VALUES) | saved
     return saved
 

@@ -29,7 +29,7 @@ from snclr.train.metrics import MetricsLog
 from snclr.train.pretrain_task import PretrainTask
 from snclr.train.saved_run import config_for_resume
 from snclr.train.sessions import record_session
-from snclr.train.trainer import Trainer, load_checkpoint
+from snclr.train.trainer import Trainer, load_latest_checkpoint
 
 _log = logging.getLogger("snclr")
 
@@ -152,7 +152,7 @@ def _check_disk_space(task: PretrainTask) -> None:
 
 def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
     """Load the newest intact checkpoint of a run on all ranks; None before the first."""
-    checkpoint = load_checkpoint(run.checkpoints, fabric.device)
+    checkpoint = load_latest_checkpoint(run.checkpoints, fabric.device)
     with raise_on_all_ranks():
         if checkpoint is None and fabric.is_global_zero and run.has_checkpoints():
             raise UserError(

@@ -1,7 +1,7 @@
 """One training loop for pre-training, fine-tuning, the linear probe and detection.
 
 The trainer handles stop signals, checkpoints, agreement between ranks, progress and metrics. A task provides the
-batches and the step; it does not touch files or signals.
+batches, the step and the state to save.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Trainer(Generic[BatchT]):
     opening: str = ""
     """Printed before the first step."""
     identity: dict[str, Any] | None = None
-    """JSON values stored in each checkpoint; see `load_checkpoint`."""
+    """JSON values stored in each checkpoint; see `load_latest_checkpoint`."""
     device: torch.device | str = "cpu"
     quiet: bool = False
     metrics: MetricsLog | None = None
@@ -263,7 +263,7 @@ class Trainer(Generic[BatchT]):
         self._saved, self._saved_at = step, time.monotonic()
 
 
-def load_checkpoint(
+def load_latest_checkpoint(
     folder: Path, device: torch.device | str, identity: dict[str, Any] | None = None, *, quiet: bool = False
 ) -> Checkpoint | None:
     """Read the newest intact checkpoint on rank 0 and broadcast it, so that the ranks need no shared disk.

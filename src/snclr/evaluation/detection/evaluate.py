@@ -32,7 +32,7 @@ from snclr.io.atomic import check_writable, discard, sweep, write_atomic
 from snclr.io.hashing import sha256_json, weights_digest
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.stop import StopFlag
-from snclr.train.trainer import Trainer, load_checkpoint
+from snclr.train.trainer import Trainer, load_latest_checkpoint
 
 _SHOWN_FAULTS = 10
 
@@ -130,7 +130,7 @@ def _train(
                 task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
                 opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
                 device=fabric.device, quiet=quiet,
-            ).fit(load_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
+            ).fit(load_latest_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
         with raise_on_all_ranks():
             if fabric.is_global_zero:
                 protocol = _training_protocol(settings, start, chosen, len(train), fabric.world_size)

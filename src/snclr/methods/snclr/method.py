@@ -46,40 +46,41 @@ class SNCLR(MomentumMethod):
     def _target_features(self, views: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the target projections (N, D) of each view, and the features by which it is searched."""
         encoded = [self.momentum_encoder(view) for view in views]
-        y2 = [self.momentum_projector(features) for features in encoded]
-        return y2, encoded if self.config.search_space == "encoder" else y2
+        projected = [self.momentum_projector(features) for features in encoded]
+        return projected, encoded if self.config.search_space == "encoder" else projected
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions. With search_view "plain", the third view is the plain one."""
         c = self.config
-        y2, search = self._target_features(views)
-        y1 = self.project(views[:2])
-        z1 = self.predict(y1)
+        # Lists over views: y1 and z1 of direction a are online[a] and predicted[a]; its y2 is target[b].
+        target, search = self._target_features(views)
+        online = self.project(views[:2])
+        predicted = self.predict(online)
 
         if c.search_view == "plain":
             found = [self.criterion.search(search[2], ids)] * 2
         else:
             found = [self.criterion.search(search[b], ids) for b in (1, 0)]
-        forward, backward = (
+        one_to_two, two_to_one = (
             self.criterion(
-                y1[a], z1[a], y2[b], ids, neighbors=found[a], use_neighbors=epoch >= c.neighbor_free_epochs,
-                same_view=y2[a], all_gather=all_gather,
+                online[a], predicted[a], target[b], ids, neighbors=found[a],
+                use_neighbors=epoch >= c.neighbor_free_epochs, same_view=target[a], all_gather=all_gather,
             )
             for a, b in ((0, 1), (1, 0))
         )  # fmt: skip
         pushed = [2] if c.search_view == "plain" else [1, 0] if c.push == "both" else [1]
-        self._to_push = torch.cat([all_gather(y2[v]) for v in pushed]), all_gather(ids).repeat(len(pushed))
+        self._to_push = torch.cat([all_gather(target[v]) for v in pushed]), all_gather(ids).repeat(len(pushed))
         if c.search_space == "encoder":
             self._to_push += (torch.cat([all_gather(search[v]) for v in pushed]),)
-        neighbor_ids, neighbor_ages = self.queue.ids_and_ages(forward.neighbors)
+        neighbor_ids, neighbor_ages = self.queue.ids_and_ages(one_to_two.neighbors)
         other_ids = None if c.search_view == "plain" else self.queue.ids_and_ages(found[1])[0]
         return StepOutput(
-            loss=forward.loss + backward.loss,
-            features=l2_normalize(y2[1]),
+            loss=one_to_two.loss + two_to_one.loss,
+            features=l2_normalize(target[1]),
             neighbor_ids=neighbor_ids,
             other_neighbor_ids=other_ids,
             neighbor_ages=neighbor_ages,
-            similarity=forward.neighbors.similarity,
-            positiveness=forward.w,
-            pulled=None if forward.pulled is None else forward.pulled.to(forward.w.dtype),
+            similarity=one_to_two.neighbors.similarity,
+            positiveness=one_to_two.w,
+            pulled=None if one_to_two.pulled is None else one_to_two.pulled.to(one_to_two.w.dtype),
         )
