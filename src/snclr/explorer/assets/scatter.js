@@ -422,6 +422,7 @@ export class Scatter {
     let moved = 0;
     area.addEventListener("pointerdown", (event) => {
       area.setPointerCapture(event.pointerId);
+      this.onHover?.(-1, [0, 0]);
       this.pointers.set(event.pointerId, place(event));
       moved = 0;
       if (this.pointers.size === 1 && (event.shiftKey || this.lassoMode)) this.lasso = [place(event)];
