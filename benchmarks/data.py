@@ -43,7 +43,7 @@ _source: ImageDataset | None = None
 
 
 def make_photos(folder: Path, count: int) -> Path:
-    """JPEGs of an ordinary size and weight (about 60 kB): the demo's pictures, enlarged, with a sensor's noise."""
+    """Write JPEGs of about 60 kB: the demo's images, enlarged, with sensor noise."""
     small = open_dataset("demo").images  # type: ignore[attr-defined]
     generator = np.random.default_rng(0)
     folder.mkdir()
@@ -64,10 +64,10 @@ def bare_work(task: tuple[list[int], int, bool]) -> int:
     ids, size, crops = task
     assert _source is not None
     for index in ids:
-        picture = _source.load(index, min_side=4 * size)
+        image = _source.load(index, min_side=4 * size)
         if crops:
             for view, settings in enumerate(VIEWS):
-                crop_view(picture, settings, size, seed=0, epoch=0, index=index, view=view)
+                crop_view(image, settings, size, seed=0, epoch=0, index=index, view=view)
     return len(ids)
 
 
@@ -81,7 +81,7 @@ def bare_rate(pool: Any, length: int, workers: int, size: int, images: int, *, c
 def steady_rate(items: Iterator[Any], batch: int, skip: int, count: int) -> float:
     """Images a second while the workers are at work: from the arrival of batch `skip` to that of `count` more.
 
-    The items go on beyond that: at the very end some workers would have nothing left to do.
+    More items follow, since some workers would otherwise be idle at the end.
     """
     began = 0.0
     for number, _ in enumerate(items):

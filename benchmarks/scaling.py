@@ -153,7 +153,7 @@ def both_passes(method: Any, images: torch.Tensor) -> None:
 
 
 def this_machine(core: dict[str, Any], messages: dict[str, Any]) -> Machine:
-    """Between so many processes here: a message costs what it cost them; those that are more than the cores share."""
+    """Describe this machine: measured message costs; processes beyond the number of cores share them."""
     share = min(1.0, (os.cpu_count() or 1) / messages["processes"])
     latency, link = messages["gather_latency"], messages["gather_bandwidth"]
     return Machine(

@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> list[Row]:
     try:
         for promise in sorted(chosen, key=lambda promise: promise.multi_rank):
             seeds = list(range(math.ceil(promise.full * options.share))) if options.seed is None else [options.seed]
-            # What has processes of its own runs alone, in the first part, when the others are done or nearly.
+            # Trials with several processes run alone, in the first part, when the other parts are almost done.
             mine = (seeds if part == 0 else []) if promise.multi_rank else seeds[part::parts]
             rows[promise.name] = _try(promise, sandbox, mine)
     finally:
@@ -126,7 +126,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--share", type=float, default=1.0, metavar="X", help="this share of the trials (default: 1)")
     parser.add_argument("--seed", type=int, metavar="N", help="this trial alone")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="so many trials at a time (default: 2)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="trials to run in parallel (default: 2)")
     parser.add_argument("--part", metavar="I/N", help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", help="write the table as JSON too")
     parser.add_argument("--keep", metavar="FILE", help="take the rows that are not run now from an earlier --json FILE")
@@ -135,7 +135,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _try(promise: Any, sandbox: Any, seeds: list[int]) -> Row:
-    """All trials of one promise; a failure is told and counted, and the next one goes on."""
+    """Run all trials of one promise; a failure is printed and counted, and the next trial runs."""
     from _pytest.outcomes import Skipped
 
     row = Row(promise.row, promise.text, 0, 0, "", 0.0)

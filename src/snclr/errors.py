@@ -13,6 +13,17 @@ class OtherRankError(UserError):
     """Another rank of the job failed and reported the reason; this rank stops as well."""
 
 
+def snclr_command(*arguments: object) -> str:
+    """Return a command line to paste into a shell.
+
+    >>> snclr_command("knn", "my run")
+    "snclr knn 'my run'"
+    """
+    import shlex
+
+    return shlex.join(["snclr", *map(str, arguments)])
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -28,13 +39,38 @@ def first_names(names: Iterable[str]) -> str:
     return ", ".join(every[:3]) + (" …" if len(every) > 3 else "")
 
 
+def american(name: str) -> str:
+    """Return the name in the spelling of the flags and settings.
+
+    >>> american("--neighbours")
+    '--neighbors'
+    """
+    for british, spelling in (("neighbour", "neighbor"), ("normalise", "normalize"), ("centre", "center")):
+        name = name.replace(british, spelling)
+    return name
+
+
+def known_spelling(name: str, known: Iterable[str]) -> str:
+    """Return the known name that differs from `name` only in case, hyphens and underscores, or else `name`.
+
+    >>> known_spelling("MoCo-v3", ["mocov2", "mocov3"])
+    'mocov3'
+    """
+
+    def plain(text: str) -> str:
+        return american(text.lower()).replace("-", "").replace("_", "")
+
+    return next((one for one in known if plain(one) == plain(name)), name)
+
+
 def count(number: int, noun: str) -> str:
     """Return a number with its noun.
 
-    >>> count(1, "image"), count(1200, "image")
-    ('1 image', '1,200 images')
+    >>> count(1, "image"), count(1200, "image"), count(2, "class")
+    ('1 image', '1,200 images', '2 classes')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from snclr.checkpoint.encoder_file import load_encoder, loading_snippet, save_en
 from snclr.errors import UserError
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import build_encoder, resolve_encoder
+from tests.helpers.photos import as_evaluated, write_photos
 
 CASES = {
     "resnet18-standard": ("resnet18", {"image_size": 96}),
@@ -65,18 +66,25 @@ def test_round_trip_is_exact(runs, case):
 def test_printed_snippets_load_the_weights_without_snclr(runs, tmp_path):
     """Run each snippet as printed, then timm's local-dir if the snippet has it, all in one process."""
     lines = ["import sys", "import torch", "torch.set_num_threads(1)", "results = {}"]
+    photos = write_photos(tmp_path)
     for case, (folder, _, spec, images, _) in runs.items():
         torch.save(images, tmp_path / f"{case}.pt")
         lines.append(loading_snippet(spec, folder))
         lines.append(f"images = torch.load({str(tmp_path / f'{case}.pt')!r}, weights_only=True)")
         lines.append(f"results[{case!r}] = encoder(images)")
+        prepared = {photo: f"preprocess(Image.open({str(tmp_path / photo)!r}))" for photo in photos}
+        lines += [f"results['{case}-{photo}'] = encoder({code})" for photo, code in prepared.items()]
         if spec.stem == "standard":
-            call = loading_snippet(spec, folder).split("# or, with timm 1.0.26 or newer: ")[1].strip()
+            call = loading_snippet(spec, folder).split("# or, with timm 1.0.26 or newer: ")[1].splitlines()[0]
             lines += ["import timm", f"results[{case!r} + '-local-dir'] = {call}.eval()(images)"]
     lines.append("assert not any(name.split('.')[0] == 'snclr' for name in sys.modules)")
     lines.append(f"torch.save({{key: value.detach() for key, value in results.items()}}, {str(tmp_path / 'out.pt')!r})")
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, cwd=tmp_path, timeout=280)
     results = torch.load(tmp_path / "out.pt", weights_only=True)
+    for case, (_, encoder, spec, _, _) in runs.items():
+        for photo in photos:  # the printed preprocessing gives the features of `snclr embed`
+            ours = as_evaluated(encoder, spec, tmp_path / photo)
+            torch.testing.assert_close(results.pop(f"{case}-{photo}"), ours, rtol=1e-4, atol=1e-4, msg=case)
     local_dirs = {key.removesuffix("-local-dir") for key in results if key.endswith("-local-dir")}
     assert local_dirs == {"resnet18-standard", "tiny-standard", "vit-12-heads"}
     for key, result in results.items():

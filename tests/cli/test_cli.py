@@ -9,9 +9,11 @@ import sys
 import pytest
 
 from snclr.cli import main as program
+from snclr.cli.flags import normalize_spelling
 from snclr.cli.main import COMMANDS, build_app, main
 from snclr.errors import UserError
 from snclr.runtime.stop import StopRequested
+from snclr.train.config import resolve
 
 _SETTINGS = (
     "--data --out --recipe --method --preset --encoder --image-size --stem --heads --sincos --no-sincos"
@@ -99,12 +101,11 @@ def test_import_and_help_load_nothing_heavy(argv):
         (["pretrain", "--data", "no-such-folder", "--out", "{tmp}/r"], ["no-such-folder", "demo"]),
         (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--batch-size", "7000"], ["6000", "7000"]),
         (["pretrain", "--data", "demo", "--out", "x", "--precision", "bf16", "--accelerator", "cpu"], ["bf16", "32"]),
-        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--gamma", "most"], ["gamma", "max"]),
-        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--seed", "-1"], ["seed", "at least 0"]),
-        (["pretrain", "--neighbours", "3"], ["--neighbours", "Did you mean --neighbors?"]),
-        (["pretrain", "--method", "snclrr"], ["snclrr", 'Did you mean "snclr"?']),
-        (["pretrain", "--lr", "high"], ["--lr", '"high"', "float"]),
-        (["plan", "--data", "demo", "stray"], ["stray"]),
+        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--seed", "-1"], ["--seed must be", "at least 0"]),
+        (["pretrain", "--data", "demo", "--out", "{tmp}/r", "--image-size", "4"], ["--image-size must be", "8"]),
+        (["pretrain", "--epochs", "5", "--warmup-epochs", "9"], ["--warmup-epochs 9 must be below --epochs 5"]),
+        (["pretrain", "--attention", "linear"], ["--attention 'linear'", "Set --attention-gradient."]),
+        (["pretrain", "--method", "byol", "--no-times-2tau"], ["--method byol does not use --no-times-2tau"]),
         (["knn", "{tmp}/nothing"], ["nothing", "--out"]),
         (["encoders", "zzz"], ["zzz"]),
         (["recipes", "zzz"], ["zzz", "photos"]),
@@ -120,9 +121,37 @@ def test_bad_input_prints_one_line_and_exits_with_2(argv, fragments, tmp_path, c
         assert fragment in error.replace(",", ""), error
 
 
-def test_an_unknown_command_suggests_the_nearest(capsys):
-    assert main(["pretrian"]) == 2
-    assert 'Did you mean "pretrain"?' in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "fragment", "usage"),
+    [
+        (["pretrian"], 'Did you mean "pretrain"?', "snclr COMMAND"),
+        (["pretrain", "--imagesize", "3"], "--imagesize. Did you mean --image-size?", "snclr pretrain [OPTIONS]"),
+        (["pretrain", "--method", "snclrr"], 'Did you mean "snclr"?', "snclr pretrain [OPTIONS]"),
+        (["pretrain", "--lr", "high"], '--lr: unable to convert "high" into float', "snclr pretrain [OPTIONS]"),
+        (["plan", "--data", "demo", "stray"], "unexpected argument stray", "snclr plan [OPTIONS]"),
+        (["plan", "--gamma", "most"], '--gamma: unable to convert "most" into float or max', "snclr plan [OPTIONS]"),
+        (["knn"], "RUN requires an argument", "snclr knn [OPTIONS] RUN"),
+    ],
+)  # fmt: skip
+def test_a_typo_prints_a_suggestion_and_the_usage_of_the_command(argv, fragment, usage, capsys):
+    assert main(argv) == 2
+    error, shown, advice = capsys.readouterr().err.splitlines()
+    assert fragment in error
+    assert shown == f"Usage: {usage}"
+    assert "--help` lists the" in advice
+
+
+def test_other_spellings_are_accepted(monkeypatch, tmp_path):
+    given = program.parse(normalize_spelling(["pretrain", "--neighbours=3", "--method", "MoCo-v3"])).arguments
+    assert given == {"neighbors": 3, "method": "mocov3"}
+    assert normalize_spelling(["neighbours", "neighbours/run"]) == ["neighbors", "neighbours/run"]
+    config = resolve({"recipe": "VIT_small_ImageNet", "method": "SNCLR", "neighbours": 7})
+    assert (config.recipe, config.method, config.neighbors) == ("vit-small-imagenet", "snclr", 7)
+
+
+def test_python_errors_name_settings(tmp_path):
+    with pytest.raises(UserError, match=r"^image_size must be a whole number"):
+        resolve({"image_size": 4})
 
 
 def test_without_a_command_the_help_is_printed(capsys):

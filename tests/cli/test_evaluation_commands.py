@@ -59,13 +59,13 @@ def computed(monkeypatch) -> list[int]:
 
 def test_the_next_evaluation_reuses_cached_features(run, monkeypatch, tmp_path):
     counts = computed(monkeypatch)
-    first = snclr.knn(run, k=5, quiet=True)
+    first = snclr.knn(run, k=5, baselines=False, quiet=True)
     assert sum(counts) == 48
-    again = snclr.knn(run, k=5, quiet=True)
-    snclr.linear(run, epochs=2, quiet=True)
+    again = snclr.knn(run, k=5, baselines=False, quiet=True)
+    snclr.linear(run, epochs=2, baselines=False, quiet=True)
     assert sum(counts) == 48
     assert replace(again, time=first.time) == first
-    snclr.knn(run, k=5, cache=False, quiet=True)
+    snclr.knn(run, k=5, cache=False, baselines=False, quiet=True)
     assert sum(counts) == 96
     snclr.embed(run, out=tmp_path / "a.npz", quiet=True)  # of the whole set: other blocks
     snclr.embed(run, out=tmp_path / "b.npz", quiet=True)
@@ -204,7 +204,7 @@ def test_a_stopped_classifier_continues_with_the_same_result(run, monkeypatch, c
     result = json.loads(capsys.readouterr().out)
     assert len(steps) == whole  # nothing is done twice
     assert {**result, "time": None} == {**undisturbed, "time": None}
-    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["features"]
+    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["baselines", "features"]
 
 
 def test_stopped_votes_continue_with_the_same_result(run, monkeypatch):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from snclr.api.pretrain import plan
+from snclr.api.pretrain import neighbor_advice, plan
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.cli.main import main
 from snclr.cli.pretrain import show_plan
@@ -47,6 +47,9 @@ def test_queue_age_and_share_of_the_own_class(images):
     assert queue.epochs_of_life == pytest.approx(40 / 49)
     assert queue.same_class == pytest.approx(40 * (16**2 + 16**2 + 17**2) / 49**2)
     assert queue.mb == pytest.approx(40 * 16 * 4 / 1e6, abs=1e-3)
+    long = plan(steps=1, data=str(images), **{**SMALL, "queue_length": 98}).queue
+    assert (long.epochs_of_life, long.share_of_images) == (2.0, 1.0)
+    assert long.same_class == pytest.approx(queue.same_class * 49 / 40)  # different images, not features
     both = plan(steps=1, data=str(images), **SMALL, push="both").queue
     assert both.epochs_of_life == pytest.approx(40 / 98)
     small = {name: value for name, value in SMALL.items() if name not in ("neighbors", "queue_length")}
@@ -56,12 +59,12 @@ def test_queue_age_and_share_of_the_own_class(images):
 def test_a_queue_that_is_too_long_or_too_short_is_warned_about(images, capsys):
     show_plan(plan(steps=1, data=str(images), **{**SMALL, "queue_length": 200}))
     text = capsys.readouterr().out
-    assert "holds every image 4.1 times" in text
+    assert "it holds up to 4.1 features of each" in text
     assert "--queue-length 49" in text
     show_plan(plan(steps=1, data=str(images), **{**SMALL, "queue_length": 20, "neighbors": 12}))
     text = capsys.readouterr().out
     assert "At most about 7 of K = 12 neighbors" in text
-    assert "holds every image" not in text
+    assert "longer than the number of images" not in text
 
 
 def test_with_several_processes_one_rank_is_measured(images, capsys):
@@ -72,6 +75,43 @@ def test_with_several_processes_one_rank_is_measured(images, capsys):
     assert found.steps_per_epoch == 3
     with pytest.raises(UserError, match="is not divisible by 3 ranks; the nearest that is: 15"):
         plan(steps=1, data=str(images), **SMALL, devices="3")
+
+
+def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
+    found = plan(steps=1, data=str(images), **{**SMALL, "epochs": 4}, probe_minutes=5)
+    assert found.probe.steps == 12  # the whole run, which is shorter than the probe
+    assert 0 <= found.probe.agreement <= 1
+    assert 0 <= found.probe.purity <= 1
+    assert 0 <= found.probe.pulled_share <= 1
+    show_plan(found)
+    text = capsys.readouterr().out
+    assert f"{found.probe.agreement:.0%} agree between two views" in text
+    assert found.probe.advice in text
+    short = plan(steps=1, data=str(images), **SMALL, probe_minutes=1e-6, search_view="plain", sides="neither").probe
+    assert (short.steps, short.agreement, short.pulled_share) == (1, None, None)
+    assert plan(steps=1, data=str(images), **SMALL).probe is None
+
+
+@pytest.mark.parametrize(
+    ("purity", "pulled", "texts"),
+    [
+        (0.9, 1.0, ["90%", "are likely to help"]),
+        (0.3, 1.0, ["30%", "not likely to help", "--search-view plain"]),
+        (0.7, 0.4, ["70%", "--sides neither", "40%", "--gamma pull"]),
+        (None, None, ["not known", "--sides neither"]),
+    ],
+)
+def test_the_advice_follows_purity_and_pulled_share(purity, pulled, texts):
+    advice = neighbor_advice(purity, pulled)
+    assert [text for text in texts if text not in advice] == []
+    assert ("--gamma pull" in advice) is ("--gamma pull" in texts)
+
+
+def test_a_probe_needs_snclr_and_a_time(images):
+    with pytest.raises(UserError, match="--probe-minutes is for --method snclr"):
+        plan(data=str(images), method="byol", probe_minutes=1)
+    with pytest.raises(UserError, match="at least 0, not -1"):
+        plan(data=str(images), probe_minutes=-1)
 
 
 def test_the_command_prints_text_or_json(images, capsys):
@@ -85,7 +125,7 @@ def test_the_command_prints_text_or_json(images, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan"], "data is missing: give --data"),
+        (["plan"], "--data is missing"),
         (["plan", "--data=nowhere-at-all"], "nowhere-at-all"),
         (["plan", "--data=demo", "--recipe=demo", "--steps=0"], "--steps must be at least 1, not 0"),
     ],

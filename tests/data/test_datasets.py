@@ -186,8 +186,8 @@ def test_a_list_without_labels(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a.png\nb.png\nc.png\n", "lists 2 files that do not exist, e.g. b.png, c.png"),
-        (b"a.png 3\n", "do not exist.*a label is separated by a TAB"),
+        (b"a.png\nb.png\nc.png\n", "lists 2 missing files, e.g. b.png, c.png"),
+        (b"a.png 3\n", "lists 1 missing file.*a label is separated by a TAB"),
         (b"a.png\tx\ty\n", "line 1: expected a path"),
         (b"# nothing\n\n", "lists no images"),
         (b"\xff\xfe\x00\x01\x80", "cannot be read as a text list"),
@@ -214,7 +214,7 @@ def test_an_image_is_not_a_dataset(tmp_path):
         ("cifar11", "did you mean 'cifar10'?"),
         ("Demo1", "did you mean 'demo'?"),
         ("nothing/like/that", "folder of images, a text file.*demo, cifar10, .*oxfordiiitpet"),
-        ("shards/{000..146}.tar", "147 of its 147 shards do not exist"),
+        ("shards/{000..146}.tar", "missing shards: 147 of 147"),
         ("hf://datasets/x", "is not a shard"),
         ("pipe:touch /tmp/x", "not accepted"),
         ("hf:?", "there is no name"),

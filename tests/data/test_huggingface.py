@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 
@@ -220,3 +221,19 @@ def test_a_killed_run_resumes_to_the_same_result(tmp_path):
     assert not (out / "encoder.safetensors").exists()
     assert main(["pretrain", "--resume", f"--out={out}"]) == 0
     assert (out / "encoder.safetensors").read_bytes() == (tmp_path / "whole" / "encoder.safetensors").read_bytes()
+
+
+def test_without_a_network_it_fails_at_once_with_one_sentence(monkeypatch, capsys):
+    from huggingface_hub import constants
+
+    with socket.socket() as closed:  # a port on which nobody listens
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a retry of the hub client"))
+        monkeypatch.setattr("urllib.request.getproxies", dict)
+        assert main(["plan", "--data", "hf:nobody/nothing"]) == 2
+    error = capsys.readouterr().err
+    assert "hf:nobody/nothing cannot be opened: 127.0.0.1 cannot be reached (Connection refused)" in error
+    assert error.count("\n") == 1
+    assert (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE) == (False, False)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
+from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
+from snclr.data.image_cache import ImageCache
 from snclr.data.loader import Skip, ViewLoader
 from snclr.data.sampler import batch_ids
 from snclr.data.transforms.views import TRAIN_CROP, VIEW_GROUPS, color_views, crop_view
@@ -170,6 +172,69 @@ def test_workers_start_anywhere_ignore_signals_and_end_with_the_iterator(folder)
     assert not any(worker.is_alive() for worker in workers)
 
 
+# Images in memory
+
+
+class Counting(FileDataset):
+    """A folder that writes one byte to a file for every image that is loaded, in any process."""
+
+    def load(self, index, min_side=None):
+        with open(self.log, "ab") as log:
+            log.write(b".")
+        return super().load(index, min_side)
+
+
+def counting(folder, log):
+    images = open_dataset(folder)
+    dataset = Counting(images.name, images.folder, images.files, images.labels, images.classes)
+    dataset.log = log
+    log.write_bytes(b"")
+    return dataset
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_small_dataset_is_decoded_once_with_the_same_views(folder, tmp_path, workers):
+    plain = loader(open_dataset(folder))
+    cached = loader(counting(folder, tmp_path / "log"), cache_bytes=10**6, workers=workers)
+    assert_same(list(cached.batches(3, 20)), list(plain.batches(3, 20)))  # 4 epochs of 5 steps
+    assert {skip.index: skip for skip in cached.skipped} == {skip.index: skip for skip in plain.skipped}
+    assert len(cached.skipped) == 4
+    loads, retries = (tmp_path / "log").stat().st_size, 4 * 4 * 2  # bad images are tried again
+    assert 40 <= loads <= 40 + retries + (10 if workers else 0)  # two workers may decode an image at the same time
+    if workers == 0:  # another iterator has the same cache
+        assert_same(list(cached.batches(20, 25)), list(plain.batches(20, 25)))
+        assert (tmp_path / "log").stat().st_size <= loads + retries
+
+
+def test_a_dataset_above_the_limit_is_not_cached(folder, tmp_path):
+    pixels = sum((32 + index) * (64 - index) * 3 for index in range(40))
+    cached = loader(counting(folder, tmp_path / "log"), cache_bytes=pixels // 2)
+    assert_same(list(cached.batches(0, 10)), collect(open_dataset(folder), 0, 10))
+    before = (tmp_path / "log").stat().st_size
+    list(cached.batches(10, 15))
+    assert (tmp_path / "log").stat().st_size - before > 16
+
+
+def test_cached_images_are_shared_and_read_only():
+    cache = ImageCache(length=100, limit=10**6)
+    image = np.random.default_rng(0).integers(0, 255, (5, 7, 3), dtype=np.uint8)
+    cache.add(3, image)
+    other = pickle.loads(pickle.dumps(cache))  # maps the same memory
+    other.add(4, image[::-1])
+    assert np.array_equal(other.get(3), image)
+    assert np.array_equal(cache.get(4), image[::-1])
+    assert cache.get(5) is None
+    assert not cache.get(3).flags.writeable
+
+
+def test_images_above_the_estimate_are_not_added():
+    cache = ImageCache(length=100, limit=99 * 3000)
+    image = np.zeros((10, 100, 3), np.uint8)
+    for index in range(100):
+        cache.add(index, image)
+    assert sum(cache.get(index) is not None for index in range(100)) == 32
+
+
 # Bad images
 
 
@@ -278,7 +343,7 @@ def test_a_dataset_of_bad_images_is_an_error():
 
 def test_invalid_settings_are_rejected(demo):
     few = ArrayDataset("x", demo.images[:7])
-    with pytest.raises(UserError, match="7 images, fewer than one batch of 8; use a batch size of at most 7"):
+    with pytest.raises(UserError, match=r"7 images, fewer than one batch of 8\. Use a batch_size of at most 7"):
         loader(few)
     with pytest.raises(UserError, match="multiple of 3"):
         loader(demo, world_size=3)

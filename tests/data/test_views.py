@@ -15,6 +15,7 @@ from snclr.data.transforms import crop as crops
 from snclr.data.transforms.rng import uniforms
 from snclr.data.transforms.views import (
     MEAN,
+    PLAIN_VIEW,
     STD,
     TRAIN_CROP,
     VIEW_GROUPS,
@@ -413,6 +414,15 @@ def test_train_crop_is_a_crop_and_nothing_else(images):
     crop = crop_views(images, TRAIN_CROP, 32, **keyed(np.arange(200)))
     plain = normalize(crop.permute(0, 2, 3, 1))
     assert torch.equal(color_views(crop, TRAIN_CROP, **keyed(np.arange(200))), plain)
+
+
+def test_the_plain_view_is_the_evaluation_view(images):
+    expected = normalize(np.stack([crops.center_crop(image, 24) for image in images]))
+    ids = np.arange(len(images))
+    batch = crop_views(images, PLAIN_VIEW, 24, seed=3, epoch=1, ids=ids, view=2)
+    single = [crop_view(image, PLAIN_VIEW, 24, seed=3, epoch=1, index=i, view=2) for i, image in enumerate(images)]
+    assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(single))
+    assert torch.equal(color_views(batch, PLAIN_VIEW, seed=3, epoch=1, ids=ids, view=2), expected)
 
 
 def test_normalize_is_the_usual_one(images):

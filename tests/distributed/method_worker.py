@@ -14,13 +14,18 @@ from snclr.train.config import resolve, settings_for_method
 
 SETTINGS = {
     "recipe": "demo", "image_size": 16, "hidden": 24, "dim": 8, "neighbors": 3, "queue_length": 20, "prototypes": 6,
-    "queue_dtype": "float32",
+    "queue_dtype": "float32", "momentum": 0.99,
 }  # fmt: skip
 BATCH, STEPS = 8, 3
 
 
 # Every method as it is, and what no default shows: learned projections, which are not used at every step.
 CASES = {
+    "options": {"method": "snclr", "gamma": "pull", "negatives": "both-views", "predictor_layers": 0},
+    "search": {
+        "method": "snclr", "search_view": "plain", "search_space": "encoder", "unique_neighbors": True,
+    },
+    "other negatives": {"method": "snclr", "sides": "other-negatives", "negatives": "both-views"},
     **{name: {"method": name} for name in METHODS},
     "learned attention": {"method": "snclr", "attention": "linear", "attention_gradient": True},
     "learned attention, no use for it": {
@@ -39,7 +44,8 @@ def play(name: str) -> dict:
     losses, gradients = [], []
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
-        views = [torch.randn(BATCH, 3, 16, 16, generator=generator, dtype=torch.float64) for _ in range(2)]
+        views = [torch.randn(BATCH, 3, 16, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
+        views = views if CASES[name].get("search_view") == "plain" else views[:2]
         ids, labels = torch.arange(BATCH) + step * BATCH // 2, (torch.arange(BATCH) % 4) - 1  # two have none
         output = wrapped([view[mine] for view in views], ids[mine], epoch=step, labels=labels[mine])
         output.loss.backward()

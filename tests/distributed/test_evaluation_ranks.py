@@ -85,7 +85,7 @@ def test_each_result_is_written_once(outcomes: tuple[Outcome, Outcome]) -> None:
         kinds = [result["kind"] for result in read_results(a.run)]
         assert kinds == ["knn", "linear-cached", "linear-paper", "finetune", "neighbors"]
         left = sorted(path.name for path in (a.run / "evaluation").iterdir())
-        assert left == ["features"]
+        assert left == ["baselines", "features"]
 
 
 def test_the_command_line_prints_once(outcomes: tuple[Outcome, Outcome]) -> None:

@@ -1,6 +1,7 @@
 """The ranks of a job: from a launcher, else from the flags; Fabric gets the same."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -248,3 +249,13 @@ def test_an_indivisible_batch_size_names_the_nearest_valid_one(batch, processes,
 def test_half_precision_is_refused_on_cpus():
     with pytest.raises(UserError, match="precision bf16 is not supported on CPUs"):
         launch.launch(accelerator="cpu", precision="bf16")
+
+
+def test_launch_does_not_import_plotting_and_science_libraries():
+    script = (
+        "import sys; from snclr.distributed.launch import launch; launch(accelerator='cpu')\n"
+        "heavy = {'torchmetrics', 'scipy', 'matplotlib', 'torchvision', 'timm'} & sys.modules.keys()\n"
+        "import torchmetrics; print(heavy, torchmetrics.Metric.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "set() Metric\n", done.stderr

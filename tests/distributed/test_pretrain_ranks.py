@@ -107,7 +107,7 @@ def test_an_indivisible_batch_is_refused_with_the_nearest_that_works(photos, tmp
         2, "-m", "snclr", "pretrain", "--recipe", "demo", "--batch-size", "7", "--data", str(photos), "--out", str(out)
     )  # fmt: skip
     assert done.returncode == 2, done.stderr[-3000:]
-    assert "batch_size 7 is not divisible by 2 ranks; the nearest that is: 8" in done.stderr
+    assert "--batch-size 7 is not divisible by 2 ranks; the nearest that is: 8" in done.stderr
     assert "Traceback" not in done.stderr
     assert not out.exists()
 

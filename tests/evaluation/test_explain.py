@@ -36,13 +36,14 @@ def unit(generator: torch.Generator, *shape: int) -> torch.Tensor:
     tau=st.sampled_from([0.05, 0.2, 1.0]),
     form=st.sampled_from(FORMS),
     sides=st.sampled_from(SIDES),
-    gamma=st.sampled_from([1.0, 0.3, "max"]),
+    gamma=st.sampled_from([1.0, 0.3, "max", "pull"]),
     temperature=st.sampled_from([0.1, 1.0]),
     hard=st.booleans(),
     times_2tau=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_terms_match_a_naive_implementation(seed, queued, k, tau, form, sides, gamma, temperature, hard, times_2tau):
+    gamma = 1.0 if gamma == "pull" and form == "outside" else gamma
     generator = torch.Generator().manual_seed(seed)
     y1, z1, y2, c = (unit(generator, size, 8) for size in (1, 1, 1, queued))
     ids = torch.randint(6, (queued,), generator=generator)
@@ -56,28 +57,31 @@ def test_terms_match_a_naive_implementation(seed, queued, k, tau, form, sides, g
     (picks,) = naive.search(y2, c, k, [0], ids.tolist())  # Eq. 3
     assert [term.index for term in terms] == [None, *ids[picks].tolist()]
     y1, z1, y2, c = (t.double() for t in (y1, z1, y2, c))
-    w = naive.positiveness(y1[0], c, picks, gamma, temperature)  # Eq. 4
+    w = naive.positiveness(y1[0], c, picks, 1.0 if gamma == "pull" else gamma, temperature)  # Eq. 4
     w = [torch.ones(()) for _ in w] if hard else w
+    if gamma == "pull" and not hard and sides in ("both", "positives"):
+        w = naive.pulling_weights(z1, y2, c, [picks], w, 0, tau, sides)
     assert [term.w for term in terms] == pytest.approx([1.0, *map(float, w)], abs=1e-5)
     keys = [y2[0], *(c[pick] for pick in picks)]
     assert [term.cosine for term in terms] == pytest.approx([float(y2[0] @ key) for key in keys], abs=1e-5)
     exps = [float(torch.exp(z1[0] @ key / tau)) for key in keys]
-    total = exps[0] if sides == "neither" else sum(exps)
-    p = [exps[0] / total] + [0.0 if sides == "neither" else e / total for e in exps[1:]]
+    alone = sides in ("neither", "other-negatives")
+    total = exps[0] if alone else sum(exps)
+    p = [exps[0] / total] + [0.0 if alone else e / total for e in exps[1:]]
     assert [term.p for term in terms] == pytest.approx(p, abs=1e-5)
 
     w_double = [weight.double() for weight in w]
     loss = float(naive.soft_neighbor_row(z1, y2, c, [picks], w_double, 0, tau, form, sides))  # Eq. 2, one row
     assert actual_loss == pytest.approx(loss * (2 * tau if times_2tau else 1), rel=1e-4, abs=1e-4)
     total_of_terms = sum(term.term for term in terms)
-    if form == "inside" or sides in ("negatives", "neither"):
+    if form == "inside" or sides not in ("both", "positives"):
         assert float(-torch.log(torch.tensor(total_of_terms).double())) == pytest.approx(loss, rel=1e-4, abs=1e-4)
     else:
         assert total_of_terms == pytest.approx(loss, rel=1e-4, abs=1e-4)
     assert sum(term.share for term in terms) == pytest.approx(1.0)
     for term in terms:
         assert term.share == pytest.approx(term.term / total_of_terms, abs=1e-6)
-    if sides in ("negatives", "neither"):
+    if sides not in ("both", "positives"):
         assert [term.share for term in terms[1:]] == [0.0] * len(picks)
 
 

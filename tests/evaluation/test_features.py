@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from snclr.data.datasets.base import ArrayDataset, FileDataset, open_dataset
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
-from snclr.evaluation.features import extract_features, frozen, pixel_features
+from snclr.evaluation.features import extract_features, frozen
 from snclr.evaluation.images import Plan, read_chunks
 
 
@@ -111,7 +111,7 @@ def test_a_dataset_without_readable_images_raises_user_error(tmp_path: Path) -> 
     for name in "ab":
         (tmp_path / f"{name}.png").write_bytes(b"")
     dataset = FileDataset("mine", tmp_path, ["a.png", "b.png"])
-    with pytest.raises(UserError, match=r"none of the 2 images of mine .* a.png: empty file"):
+    with pytest.raises(UserError, match=r"no image of mine could be read .* a.png: empty file"):
         extract_features(tiny_encoder(), dataset, image_size=8, quiet=True)
 
 
@@ -122,16 +122,19 @@ def test_an_empty_dataset_raises_user_error() -> None:
 
 def test_images_are_resized_to_the_image_size() -> None:
     dataset = ArrayDataset("flat", np.full((2, 8, 8, 3), 200, np.uint8))
-    extracted = pixel_features(dataset, 6)
+    extracted = extract_features(nn.Flatten(), dataset, image_size=6, quiet=True)
     assert extracted.features.shape == (2, 3 * 6 * 6)
     assert extracted.labels is None
     expected = torch.tensor([(200 / 255 - m) / s for m, s in zip(MEAN, STD, strict=True)])
     torch.testing.assert_close(extracted.features.view(2, 3, 36).mean(dim=2), expected.expand(2, 3))
 
 
-def test_pixel_features_are_the_normalized_pixels() -> None:
+def test_flattened_images_are_the_normalized_pixels() -> None:
     dataset = tiny_dataset()
-    torch.testing.assert_close(pixel_features(dataset, 8).features, by_hand(nn.Flatten(), dataset.images))
+    torch.testing.assert_close(
+        extract_features(nn.Flatten(), dataset, image_size=8, quiet=True).features,
+        by_hand(nn.Flatten(), dataset.images),
+    )
 
 
 def test_given_labels_replace_those_of_the_dataset() -> None:

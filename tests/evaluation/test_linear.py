@@ -285,7 +285,7 @@ def test_the_learning_rate_scales_with_the_batch_which_is_at_most_the_dataset() 
     result = linear_probe(tiny_encoder(), train, test, image_size=8, epochs=1, quiet=True, data="colors by hand")
     assert result.learning_rate == pytest.approx(0.1 * 64 / 256)
     parts = (
-        *("frozen encoder", "random resized crop and flip at 8 px", "momentum 0.9", "weight decay 0", "1 epochs"),
+        *("frozen encoder", "random resized crop and flip at 8 px", "momentum 0.9", "weight decay 0", "1 epoch,"),
         *("batch 64", "cosine to 0", "learning rate 0.025 (0.1 × batch/256,", "seed 0", "center crops"),
         *("64 training and 8 test images, 2 classes", "colors by hand"),
     )

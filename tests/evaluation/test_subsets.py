@@ -139,5 +139,5 @@ def test_empty_unreadable_and_unlabeled_lists_are_refused(tmp_path):
         read_list(path, IMAGENET)
     dataset = folder("a.png", "b.png", labels=[0, -1])
     path.write_text("b.png\n")
-    with pytest.raises(UserError, match="no label"):
+    with pytest.raises(UserError, match="1 image without a label"):
         choose_subset(dataset, dataset.labels, path, seed=0)

@@ -24,6 +24,7 @@ from snclr.exporters import to_folder, to_onnx, to_resnets
 from snclr.exporters.export import FORMATS, check_supported
 from snclr.exporters.to_resnets import detectron2_key, resnet_layout
 from snclr.models.encoders import TORCHVISION_RESNETS, build_encoder, resolve_encoder, state_on_meta
+from tests.helpers.photos import as_evaluated, write_photos
 
 
 def make_run(folder, name, **options):
@@ -85,25 +86,30 @@ def test_each_format_is_written_to_its_own_folder(exports):
 def test_the_snippets_run_without_snclr(exports, tmp_path):
     """Run the snippets of all installed libraries in one process."""
     lines = ["import sys", "import numpy", "import torch", "torch.set_num_threads(1)", "results = {}"]
+    write_photos(tmp_path)
     for case, (_, encoder, spec, done) in exports.items():
         images = torch.randn(2, 3, spec.image_size, spec.image_size)
         torch.save(images, tmp_path / f"{case}.pt")
         with torch.no_grad():
             torch.save(encoder(images), tmp_path / f"{case}-features.pt")
+            torch.save(as_evaluated(encoder, spec, tmp_path / "wide.png"), tmp_path / f"{case}-photo.pt")
         for item in done:
             if item.format in ("detectron2", "mmdet"):
                 continue
             lines += [item.snippet, f"images = torch.load({str(tmp_path / f'{case}.pt')!r}, weights_only=True)"]
             call = "torch.from_numpy(encoder(images.numpy()))" if item.format == "onnx" else "encoder(images).detach()"
             lines.append(f"results['{case} {item.format}'] = {call}")
+            photo = f"encoder(preprocess(Image.open({str(tmp_path / 'wide.png')!r})))"
+            lines.append(f"results['{case} {item.format} photo'] = torch.as_tensor({photo}).detach()")
     lines.append("assert not any(name.split('.')[0] == 'snclr' for name in sys.modules)")
     lines.append(f"torch.save(results, {str(tmp_path / 'out.pt')!r})")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, cwd=tmp_path, timeout=280, env=environment)
     results = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert len(results) == 6
+    assert len(results) == 12
     for key, result in results.items():
-        features = torch.load(tmp_path / f"{key.split()[0]}-features.pt", weights_only=True)
+        file = f"{key.split()[0]}-{'photo' if key.endswith('photo') else 'features'}.pt"
+        features = torch.load(tmp_path / file, weights_only=True)
         torch.testing.assert_close(result, features, rtol=1e-4, atol=1e-4, msg=key)
 
 

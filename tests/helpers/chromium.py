@@ -82,6 +82,11 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def tap(self, x: float, y: float) -> None:
+        """Touch with one finger, without moving it."""
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
     def events_of(self, method: str) -> list[dict[str, Any]]:
         return [event["params"] for event in self.events if event["method"] == method]
 

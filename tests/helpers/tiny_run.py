@@ -32,6 +32,6 @@ def train(images: Path, out: Path, **settings: object) -> Path:
         "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
         "accelerator": "cpu",
     }  # fmt: skip
-    result = pretrain(quiet=True, data=str(images), out=str(out), **{**small, **settings})
+    result = pretrain(data=str(images), out=str(out), **{"quiet": True, **small, **settings})
     assert result.step == result.total_steps
     return out

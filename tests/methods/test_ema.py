@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from snclr.methods.common.ema import ema_update, momentum_at, momentum_copy
+from snclr.methods.common.ema import auto_momentum, ema_update, momentum_at, momentum_copy
 
 
 def network() -> nn.Sequential:
@@ -61,6 +61,14 @@ def test_the_update_records_no_gradient_history():
     online, momentum = network(), momentum_copy(network())
     ema_update(online, momentum, 0.9)
     assert all(p.grad_fn is None and p.is_leaf for p in momentum.parameters())
+
+
+@pytest.mark.parametrize(
+    ("batch", "images", "expected"),
+    [(4096, 1_281_167, 0.990009), (128, 7168, 0.944196), (128, 100, 0.5), (2, 10**6, 0.999)],
+)
+def test_auto_momentum_has_the_ratio_of_the_paper(batch, images, expected):
+    assert auto_momentum(batch, images) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_constant_schedule_is_constant():

@@ -13,8 +13,9 @@ def test_the_default_head_is_byols():
     assert layer_names(head) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
     assert (head[0].in_features, head[0].out_features, head[3].out_features) == (512, 4096, 256)
     assert head[0].bias is None
-    assert head[3].bias is not None
     assert head[1].affine
+    assert head[3].bias is not None
+    assert mlp(512, final_bias=False)[3].bias is None
 
 
 def test_the_final_batch_norm_standardizes_the_output():
@@ -44,6 +45,11 @@ def test_a_head_of_one_layer_is_linear():
     assert layer_names(head) == ["Linear"]
     x = torch.randn(5, 3)
     torch.testing.assert_close(head(x), x @ head[0].weight.T + head[0].bias)
+
+
+def test_a_head_of_no_layers_is_the_identity():
+    x = torch.randn(5, 3)
+    assert torch.equal(mlp(3, 99, 3, layers=0)(x), x)
 
 
 def test_every_parameter_gets_a_gradient():

@@ -27,9 +27,11 @@ from snclr.train.metrics import read_metrics
 from snclr.train.optim import build_optimizer
 from snclr.train.pretrain import pretrain
 from snclr.train.saved_run import load_trained_method
+from tests.methods import naive
 
 SMALL = {
     "recipe": "demo", "image_size": 16, "hidden": 32, "dim": 16, "neighbors": 4, "queue_length": 40, "prototypes": 12,
+    "momentum": 0.99,
 }  # fmt: skip
 
 
@@ -109,6 +111,50 @@ def test_mocov3_equals_snclr_without_neighbors(times_2tau):
         views, ids, _ = batch(7, dtype=torch.float64)
         object.__setattr__(soft.criterion.config, "sides", "both")
         assert abs(float(soft(views, ids, epoch=0).loss - plain(views, ids, epoch=0).loss)) > 1e-3
+
+
+@pytest.mark.parametrize("view", ["augmented", "plain"])
+@pytest.mark.parametrize("space", ["projection", "encoder"])
+@pytest.mark.parametrize("unique", [False, True])
+def test_search_options_equal_the_equations(view, space, unique):
+    """Loss and gradient of steps with each search against loops over everything that was pushed."""
+    options = {"search_view": view, "search_space": space, "unique_neighbors": unique, "temperature": 0.3}
+    method = small("snclr", queue_length=20, **options).double()
+    target = copy.deepcopy(method)  # follows by hand, so that its passes do not change the method's batch norms
+    held: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # id, feature of the loss, feature of the search
+    for number in range(3):
+        views, ids, _ = batch(number, dtype=torch.float64)
+        views.append(views[0].flip(3))
+        ids = ids % 11
+        target.load_state_dict(method.state_dict())
+        with torch.no_grad():
+            encoded = [target.momentum_encoder(x) for x in views]
+            y2 = [F.normalize(target.momentum_projector(h), dim=1) for h in encoded]
+            query = [F.normalize(h, dim=1) for h in encoded] if space == "encoder" else y2
+        queued, keys = (torch.stack([part[i] for part in held]) if held else y2[0][:0] for i in (1, 2))
+        y1 = [F.normalize(target.projector(target.encoder(x)), dim=1) for x in views[:2]]
+        z1 = [F.normalize(target.predictor(target.projector(target.encoder(x))), dim=1) for x in views[:2]]
+        expected = torch.zeros((), dtype=torch.float64)
+        for a, b in ((0, 1), (1, 0)):
+            found = query[2] if view == "plain" else query[b]
+            picks = naive.search(found, keys, 4, ids.tolist(), [part[0] for part in held], unique)
+            expected = expected + naive.snclr_loss(
+                y1[a], z1[a], y2[b], queued, picks, tau=0.3, form="inside", sides="both", gamma=1.0, temperature=1.0,
+                gradient=False,
+            )  # fmt: skip
+        output = method(views if view == "plain" else views[:2], ids, epoch=0)
+        torch.testing.assert_close(output.loss, expected, rtol=1e-6, atol=1e-6)  # the queue is single precision
+        output.loss.backward()
+        expected.backward()
+        gradients = dict(target.named_parameters())
+        for name, parameter in method.named_parameters():
+            if parameter.requires_grad:
+                torch.testing.assert_close(parameter.grad, gradients[name].grad, rtol=1e-4, atol=1e-5)
+                parameter.grad = gradients[name].grad = None
+        pushed = 2 if view == "plain" else 1
+        held = [*held, *zip(ids.tolist(), y2[pushed], query[pushed], strict=True)][-20:]
+        assert (output.other_neighbor_ids is None) is (view == "plain")
+        method.after_step(number, 3)
 
 
 @pytest.mark.parametrize("name", ["swav", "dino"])
@@ -227,12 +273,18 @@ def images(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, images, tmp_path):
+OPTIONS = [
+    {"search_view": "plain", "search_space": "encoder", "unique_neighbors": True, "gamma": "pull"},
+    {"negatives": "both-views", "sides": "other-negatives", "momentum": 0.0, "predictor_layers": 0},
+]
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), *(("snclr", o) for o in OPTIONS)])
+def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, options, images, tmp_path):
     settings = {
         **SMALL, "method": name, "encoder": "resnet10-tiny", "batch_size": 8, "epochs": 2, "warmup_epochs": 1,
         "queue_length": 20, "prototypes": 6, "log_every": 1, "workers": 0, "accelerator": "cpu", "threads": 1,
-        "checkpoint_every": 1, "keep_checkpoints": 9,
+        "checkpoint_every": 1, "keep_checkpoints": 9, **options,
     }  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain(quiet=True, data=images, out=str(whole), **settings_for_method(name, settings))

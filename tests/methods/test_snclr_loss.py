@@ -42,31 +42,33 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
     tau=st.sampled_from([0.05, 0.2, 1.0]),
     form=st.sampled_from(FORMS),
     sides=st.sampled_from(SIDES),
-    gamma=st.sampled_from([1.0, 0.3, "max"]),
+    negatives=st.sampled_from(["other-view", "both-views"]),
+    gamma=st.sampled_from([1.0, 0.3, "max", "pull"]),
     temperature=st.sampled_from([0.1, 1.0]),
     gradient=st.booleans(),
     hard=st.booleans(),
     times_2tau=st.booleans(),
     dtype=st.sampled_from([torch.float64, torch.float32]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_loss_and_gradient_equal_the_equations(
-    seed, n, dim, queued, images, k, tau, form, sides, gamma, temperature, gradient, hard, times_2tau, dtype
+    seed, n, dim, queued, images, k, tau, form, sides, negatives, gamma, temperature, gradient, hard, times_2tau, dtype
 ):
+    gamma = 1.0 if gamma == "pull" and form == "outside" else gamma
     generator = torch.Generator().manual_seed(seed)
-    y1, z1, y2, c = (unit_vectors(generator, size, dim).to(dtype) for size in (n, n, n, queued))
+    y1, z1, y2, same, c = (unit_vectors(generator, size, dim).to(dtype) for size in (n, n, n, n, queued))
     ids = torch.randint(images, (n,), generator=generator)
     candidate_ids = torch.randint(images, (queued,), generator=generator)
 
     criterion = SoftNeighborLoss(
         dim=dim, queue_length=max(queued, 1), queue_dtype=dtype, neighbors=k, temperature=tau, loss_form=form,
         sides=sides, gamma=gamma, attention_temperature=temperature, attention_gradient=gradient,
-        weights="hard" if hard else "soft", times_2tau=times_2tau,
+        weights="hard" if hard else "soft", times_2tau=times_2tau, negatives=negatives,
     )  # fmt: skip
     if queued:
         criterion.queue.push(c, candidate_ids)
     y1_fast, z1_fast = y1.clone().requires_grad_(), z1.clone().requires_grad_()
-    fast = criterion(y1_fast, z1_fast, y2, ids)
+    fast = criterion(y1_fast, z1_fast, y2, ids, same_view=same)
     fast.loss.backward()
 
     # The reference uses the same neighbors: rounding could swap those that are equally near.
@@ -76,6 +78,7 @@ def test_loss_and_gradient_equal_the_equations(
         F.normalize(y1_slow, dim=1), F.normalize(z1_slow, dim=1), F.normalize(y2.double(), dim=1),
         criterion.queue.candidates.double(), picks, tau=tau, form=form, sides=sides, gamma=gamma,
         temperature=temperature, gradient=gradient, hard=hard,
+        same_view=F.normalize(same.double(), dim=1) if negatives == "both-views" else None,
     ) * (2 * tau if times_2tau else 1)  # fmt: skip
     slow.backward()
 
@@ -146,6 +149,74 @@ def test_the_streaming_logsumexp_equals_the_direct_one(seed, n, first, second, s
     # A dot product of four terms has an absolute error of about 4 eps; its exponential has that as its relative error.
     relative = 4 * torch.finfo(dtype).eps * float(logits.detach().abs().max())
     assert_close(z.grad.double(), z_slow.grad, dtype, rounding=relative * float(weight.abs().max()) / 0.2)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(1, 7),
+    queued=st.integers(1, 20),
+    k=st.integers(1, 6),
+    spread=st.sampled_from([0.1, 1.0, 5.0]),
+    tau=st.sampled_from([0.05, 0.2, 1.0]),
+    form=st.sampled_from(FORMS),
+    sides=st.sampled_from(["both", "positives"]),
+    gamma=st.sampled_from([1.0, "max", "pull"]),
+    temperature=st.sampled_from([0.05, 1.0]),
+    hard=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_neighbor_is_pulled_if_the_gradient_of_its_logit_is_negative(
+    seed, n, queued, k, spread, tau, form, sides, gamma, temperature, hard
+):
+    """The sign is that of autograd on the naive loss; with gamma "pull" every neighbor is pulled.
+
+    A small `spread` makes candidates that are neighbors of many rows, and a low loss.
+    """
+    gamma = 1.0 if gamma == "pull" and form == "outside" else gamma
+    generator = torch.Generator().manual_seed(seed)
+    center = unit_vectors(generator, 1, 5)
+    y1, z1, y2, c = (
+        F.normalize(center + spread * unit_vectors(generator, size, 5), dim=1) for size in (n, n, n, queued)
+    )
+    criterion = SoftNeighborLoss(
+        5, queued, neighbors=k, temperature=tau, loss_form=form, sides=sides, gamma=gamma,
+        attention_temperature=temperature, weights="hard" if hard else "soft", queue_dtype=torch.float64,
+    )  # fmt: skip
+    criterion.queue.push(c, torch.arange(100, 100 + queued))
+    found = criterion(y1, z1, y2, torch.arange(n))
+    picks = [[int(c) for c in row if c >= 0] for row in found.neighbors.index]
+    for row in range(n):
+        keys = criterion.queue.candidates.clone().requires_grad_()
+        w = list(found.w[row, : len(picks[row])])
+        naive.soft_neighbor_row(z1, y2, keys, picks, w, row, tau, form, sides).backward()
+        # The gradient of a candidate is z1/τ times that of its logit.
+        slope = (keys.grad @ z1[row])[picks[row]]
+        pulled = found.pulled[row, : len(picks[row])]
+        clear = slope.abs() > 1e-12 * max(1.0, float(slope.abs().max()))
+        assert torch.equal(pulled[clear], slope[clear] < 0)
+        assert not found.pulled[row, len(picks[row]) :].any()
+        if gamma == "pull" and not hard:
+            assert pulled.all()
+            assert (slope < 0)[clear].all()
+
+
+@pytest.mark.parametrize("matched", [False, True])
+def test_only_weights_that_would_push_are_raised(matched):
+    """At the high loss of random predictions every neighbor is pulled; at a low loss most are pushed away."""
+    generator = torch.Generator().manual_seed(6)
+    y1, z1, y2, c = (unit_vectors(generator, size, 6) for size in (64, 64, 64, 300))
+    found = {}
+    for gamma in (1.0, "pull"):
+        criterion = SoftNeighborLoss(6, 300, neighbors=10, temperature=0.1, gamma=gamma, queue_dtype=torch.float64)
+        criterion.queue.push(c, torch.arange(100, 400))
+        found[gamma] = criterion(y1, y2 if matched else z1, y2, torch.arange(64))
+    before, after = found[1.0], found["pull"]
+    assert (before.pulled.double().mean() < 0.5) == matched
+    assert after.pulled.all()
+    raised = after.w > before.w
+    assert raised[~before.pulled].all()
+    assert (raised.double().mean() > 0.5) == matched
+    assert torch.equal(after.w[~raised], before.w[~raised])
 
 
 def test_the_loss_of_one_ranks_rows_equals_those_rows_of_the_whole_batch():

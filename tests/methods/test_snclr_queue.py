@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from snclr import NeighborQueue, SoftNeighborConfig, SoftNeighborLoss, UserError, positiveness, soft_neighbor_loss
 from snclr.methods.snclr.kernels import topk
 from snclr.methods.snclr.loss import contrastive_loss
+from tests.methods import naive
 
 
 @given(length=st.integers(1, 12), batches=st.lists(st.integers(0, 30), max_size=8))
@@ -54,6 +55,42 @@ def test_a_query_never_finds_its_own_image(seed, images, k):
     assert not ((neighbor_ids == ids[:, None]) & found.mask).any()
     other = (queue.ids[None] != ids[:, None]).sum(dim=1)
     assert torch.equal(found.mask.sum(dim=1), other.clamp(max=k))
+
+
+@given(
+    seed=st.integers(0, 10_000), length=st.integers(1, 20), batches=st.lists(st.integers(1, 9), max_size=6),
+    images=st.integers(1, 8), k=st.integers(1, 6), unique=st.booleans(), search_dim=st.sampled_from([None, 5]),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_the_search_equals_a_loop_over_the_last_pushes(seed, length, batches, images, k, unique, search_dim):
+    generator = torch.Generator().manual_seed(seed)
+    queue = NeighborQueue(length, dim=3, search_dim=search_dim, dtype=torch.float64)
+    pushed: deque[tuple[int, torch.Tensor]] = deque(maxlen=length)
+    for size in batches:
+        ids = torch.randint(images, (size,), generator=generator)
+        features = torch.randn(size, 3, generator=generator, dtype=torch.float64)
+        keys = None if search_dim is None else torch.randn(size, 5, generator=generator, dtype=torch.float64)
+        queue.push(features, ids, keys)
+        pushed.extend(zip(ids.tolist(), F.normalize(features if keys is None else keys, dim=1), strict=True))
+    query = F.normalize(torch.randn(4, search_dim or 3, generator=generator, dtype=torch.float64), dim=1)
+    ids = torch.randint(images, (4,), generator=generator)
+    found = queue.search(query, k, ids, unique=unique)
+    held = torch.stack([feature for _, feature in pushed]) if pushed else torch.zeros(0, search_dim or 3)
+    held_ids = [image for image, _ in pushed]
+    expected = naive.search(query, held, k, ids.tolist(), held_ids, unique)
+    for row, want in enumerate(expected):
+        count = int(found.mask[row].sum())
+        got = queue.ids[found.index[row, :count]].tolist()
+        assert got == [held_ids[c] for c in want]
+        assert found.similarity[row, :count].tolist() == pytest.approx([float(query[row] @ held[c]) for c in want])
+        assert not unique or len(set(got)) == len(got)
+
+
+def test_the_search_features_are_pushed_if_and_only_if_the_queue_has_them():
+    features, ids = torch.randn(2, 3), torch.arange(2)
+    for queue, keys in ((NeighborQueue(4, 3), features), (NeighborQueue(4, 3, search_dim=5), None)):
+        with pytest.raises(UserError, match="search_features"):
+            queue.push(features, ids, keys)
 
 
 def test_the_queue_is_part_of_the_state_dict():
@@ -146,6 +183,8 @@ def test_invalid_arguments_are_rejected():
     z = torch.eye(2)
     with pytest.raises(UserError, match="form"):
         soft_neighbor_loss(z, z, z, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), form="x")
+    with pytest.raises(UserError, match="pull is for form 'inside'"):
+        soft_neighbor_loss(z, z, z, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), form="outside", pull=True)
     with pytest.raises(UserError, match="reduction"):
         contrastive_loss(z, z, reduction="sum")
     with pytest.raises(ValueError, match="at least 1"):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from snclr.errors import UserError
-from snclr.models.encoders import EncoderSpec, build_encoder, list_encoders, resolve_encoder
+from snclr.models.encoders import EncoderSpec, build_encoder, list_encoders, resolve_encoder, zero_init_residual
 from snclr.models.vit import head_count, sincos_positions
 
 
@@ -39,6 +39,25 @@ def test_encoders_are_built_by_name_without_a_classifier(name, image_size, libra
     assert spec.library == library
     assert out.shape == (2, spec.num_features) == (2, width)
     assert not any(key.startswith(("fc.", "head.fc", "classifier.")) for key in encoder.state_dict())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet10-tiny"])
+def test_residual_branches_that_start_at_zero_make_each_block_the_identity(name):
+    encoder = build_encoder(resolve_encoder(name, image_size=32))
+    before = {key: value.clone() for key, value in encoder.state_dict().items()}
+    zero_init_residual(encoder)
+    blocks = [block for layer in (encoder.layer1, encoder.layer4) for block in layer if block.downsample is None]
+    for block in blocks:
+        inputs = torch.rand(2, block.conv1.in_channels, 4, 4)
+        torch.testing.assert_close(block(inputs), inputs)
+    changed = {
+        key
+        for key, value in encoder.state_dict().items()
+        if "running" not in key and "num_b" not in key and not torch.equal(value, before[key])
+    }
+    last = "bn3" if name == "resnet50" else "bn2"
+    assert all(key.endswith(f"{last}.weight") for key in changed)
+    assert bool(changed) is (name != "resnet10-tiny")  # timm's own initialization
 
 
 def test_resolving_consumes_no_randomness():

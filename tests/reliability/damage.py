@@ -172,8 +172,8 @@ def _patterned(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """Hash all files of a run except the log, the lock and partial files, which may change."""
-    ignored = ("train.log", ".snclr-run.lock")
+    """Hash all files of a run except the log, the sessions, the lock and partial files, which may change."""
+    ignored = ("train.log", "sessions.jsonl", ".snclr-run.lock")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in ignored)
     files = [path for path in files if ".partial" not in path.parent.name]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

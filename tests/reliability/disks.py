@@ -15,6 +15,7 @@ import pytest
 from tests.reliability.harness import (
     CHECKPOINT_EVERY,
     STEPS,
+    Command,
     Sandbox,
     assert_one_interval_lost_at_most,
     assert_same_result,
@@ -35,27 +36,25 @@ def failing_writer(sandbox: Sandbox, seed: int) -> None:
     share = SHARES[seed % len(SHARES)]
     after = int(_written(reference) * share) + 37 * (seed // len(SHARES))
     fault = {"name": "full_disk", "folder": str(out), "after_bytes": after}
-    _fill_and_resume(sandbox, out, [fault], reference, saved=share >= SAVED)
+    _fill_and_resume(sandbox, sandbox.pretrain(out, "--resume", faults=[fault]), reference, saved=share >= SAVED)
 
 
 def small_tmpfs(sandbox: Sandbox, seed: int) -> None:
     """Fill a small file system that holds the run directory, then free it."""
-    reference = sandbox.reference_run()
-    share = SHARES[seed % len(SHARES)]
+    reference, step = sandbox.reference_run(), 1 + 2 * (seed % 5)
     with mounted(4 * _on_disk(reference)) as disk:
+        run = sandbox.pretrain(disk / "run", "--resume", faults=[{"name": "slow_steps", "seconds": 0.05}])
+        run.wait_for_step(step)  # before that, a disk that is too small is refused
         filler = disk / "filler"
         with open(filler, "wb") as file:
-            free = shutil.disk_usage(disk).free
-            file.write(b"\0" * max(0, free - int(_on_disk(reference) * share)))
-        _fill_and_resume(sandbox, disk / "run", [], reference, filler, saved=share >= SAVED)
+            file.write(b"\0" * max(0, shutil.disk_usage(disk).free - 4096))
+        _fill_and_resume(sandbox, run, reference, filler, saved=step > CHECKPOINT_EVERY)
 
 
 def _fill_and_resume(
-    sandbox: Sandbox, out: Path, faults: list[dict[str, object]], reference: Path, filler: Path | None = None,
-    *, saved: bool,
-) -> None:  # fmt: skip
-    run = sandbox.pretrain(out, "--resume", faults=faults)
-    printed = run.expect_exit(2)
+    sandbox: Sandbox, run: Command, reference: Path, filler: Path | None = None, *, saved: bool
+) -> None:
+    out, printed = run.out, run.expect_exit(2)
     message = _MESSAGE.search(printed)
     assert message, f"no path and bytes in the message:\n{printed}"
     assert Path(message[1]).is_relative_to(out), message[0]

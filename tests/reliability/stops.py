@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
+from tests.reliability.fork_server import ENVIRONMENT
 from tests.reliability.harness import STEPS, Sandbox, assert_same_result, last_step, newest_checkpoint
 
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 CASES = list(itertools.product((2, 0), ("group", "process"), CODES))
 """Loader workers, to whom the signal is sent, and the signal."""
+CONSOLE_SCRIPT = ["-c", "import sys; from snclr.cli.main import main; sys.exit(main())"]
+EARLY = (("pretrain", ["-m", "snclr"], 1200), ("knn", CONSOLE_SCRIPT, 600))
+"""A command, how Python starts it, and a number of modules that it imports before anything could be saved."""
 MAX_SECONDS = 25.0
 """What Kubernetes and SLURM leave at least (30 s by default), with a margin."""
 
@@ -37,3 +45,28 @@ def stop(sandbox: Sandbox, seed: int) -> None:
     sandbox.snclr(*command.split()[1:], out=out).expect_exit(0)
     assert_same_result(out, reference)
     shutil.rmtree(out)
+
+
+def early_interrupt(sandbox: Sandbox, seed: int) -> None:
+    """Press Ctrl-C while the modules of a command are imported: it exits with 130, one line and no files."""
+    command, start, modules = EARLY[seed % len(EARLY)]
+    generator = random.Random(f"{seed} {os.environ.get('SNCLR_TEST_SEED', '')}")
+    out, imports = sandbox.new_path("early"), generator.randrange(1, modules)
+    place = ["--out", str(out), "--batch-size", "16"] if command == "pretrain" else [str(sandbox.reference_run())]
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *start, command, *place, "--data", str(sandbox.images)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said, seen = [], 0
+    for line in process.stderr:
+        if not line.startswith("import time:"):
+            said.append(line)
+        elif seen or line.endswith(" snclr.runtime.stop\n"):  # the first module of the program's `main`
+            seen += 1
+            if seen == imports + 1:
+                time.sleep(generator.random() / 50)
+                process.send_signal(signal.SIGINT)
+    printed = process.communicate(timeout=60)[0]
+    assert (process.returncode, said, printed) == (130, ["interrupted\n"], ""), (imports, process.returncode, said)
+    assert not out.exists()

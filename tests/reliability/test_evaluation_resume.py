@@ -66,4 +66,4 @@ def test_the_same_command_continues_with_the_same_result(
     result = snclr.linear(run, **SETTINGS).to_dict()
     assert "resuming after step" in capsys.readouterr().err
     assert {**result, "time": None} == {**reference, "time": None}
-    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["features"]
+    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["baselines", "features"]

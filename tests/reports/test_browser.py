@@ -13,7 +13,9 @@ import pytest
 
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.reports import page as page_module
+from snclr.reports.classes import ClassTable
 from snclr.reports.embedding_map import TILE, build_map
+from snclr.reports.overlay import OverlaidRun, render_overlay
 from snclr.reports.page import Gallery, Page, render
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.chromium import Tab, find_chromium, open_tab
@@ -63,8 +65,9 @@ def a_page(names: list[str], classes: list[str] | None = None) -> Page:
         names[0], "0.1.0", complete=True, settings={"epochs": 5, "data": used[0], used[1]: used[2], "method": used[0],
         "encoder": used[1]}, records=[{"step": 10 * n, "epoch": n / 2, "loss": 9.0 - n} for n in range(1, 9)],
         results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
+        classes=ClassTable(used, np.arange(len(used) ** 2).reshape(len(used), -1), used[0]),
         skipped=[{"key": one, "reason": one} for one in used],
-        gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5]),
+        gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
         alerts=used[:2],
         map=build_map(
             np.stack([np.cos(angle), np.sin(angle)], 1), used, classes or used,
@@ -109,6 +112,7 @@ def test_hovering_over_a_chart_shows_step_epoch_and_value(tab: Tab, tmp_path: Pa
     path.write_text(render(a_page(["n"])))
     tab.open(path.as_uri(), height=2000)
     labels = "Array.from(document.querySelectorAll('.chart output,.chart small'), e => e.textContent).join(' | ')"
+    tab.run("document.querySelector('.charts').scrollIntoView({behavior: 'instant'})")
     before = tab.run(labels)
     assert before.startswith("1 | ")
     left, top, width, height = tab.run(
@@ -119,6 +123,29 @@ def test_hovering_over_a_chart_shows_step_epoch_and_value(tab: Tab, tmp_path: Pa
     assert tab.run(labels) == "7 | step 20, epoch 1"
     tab.point_at(5, 5)
     assert tab.run(labels) == before
+
+
+def test_overlaid_runs_fit_the_window_and_show_all_values(tab: Tab, tmp_path: Path) -> None:
+    runs = [
+        OverlaidRun(f"run-{n}", True, [{"step": i, "epoch": i / 2, "loss": 9.0 - i - n} for i in range(1, 9)],
+                    [{"kind": "knn", "numbers": {"top1": 0.5}, "n": 100}], {"seed": n, "data": "a" * 90}, "3 s")
+        for n in range(3)
+    ]  # fmt: skip
+    path = tmp_path / "report.html"
+    path.write_text(render_overlay(runs))
+    for width in (390, 1280):
+        tab.open(path.as_uri(), width=width)
+        assert tab.run("document.documentElement.scrollWidth") <= width
+    strokes = "new Set(Array.from(document.querySelectorAll('.chart .raw'), p => getComputedStyle(p).stroke)).size"
+    assert tab.run(strokes) == 3
+    tab.run("document.querySelector('.charts').scrollIntoView({behavior: 'instant'})")
+    left, top, width, height = tab.run(
+        "(r => [r.x, r.y, r.width, r.height])(document.querySelector('.chart svg').getBoundingClientRect())"
+    )
+    tab.point_at(left + (46 + (340 - 56) / 4) / 340 * width, top + height / 2)
+    assert tab.run("document.querySelector('.chart output').textContent") == "epoch 1"
+    assert tab.run("document.querySelector('.chart small').textContent") == "run-0 7, run-1 6, run-2 5"
+    assert tab.events_of("Runtime.exceptionThrown") == []
 
 
 def test_hovering_over_the_map_shows_name_class_and_thumbnail(tab: Tab, tmp_path: Path) -> None:
@@ -148,6 +175,21 @@ def test_hovering_over_the_map_shows_name_class_and_thumbnail(tab: Tab, tmp_path
     assert tab.run("document.querySelectorAll('.map .dim').length") == 0
 
 
+def test_a_tap_on_the_map_or_a_chart_shows_its_point(tab: Tab, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(render(a_page([f"image-{n}.jpg" for n in range(12)])))
+    tab.open(path.as_uri(), width=390, height=2000)
+    center = "(r => [r.x + r.width / 2, r.y + r.height / 2])({}.getBoundingClientRect())"
+    tab.run("document.querySelector('.map').scrollIntoView({behavior: 'instant'})")
+    tab.tap(*tab.run(center.format("document.querySelectorAll('.map circle')[7]")))
+    assert "image-7.jpg" in tab.run("document.querySelector('.tip p').innerText")
+    assert tab.run("document.querySelector('.tip').hidden") is False
+    tab.run("document.querySelector('.chart').scrollIntoView({behavior: 'instant'})")
+    tab.tap(*tab.run(center.format("document.querySelector('.chart svg')")))
+    assert tab.run("document.querySelector('.tip').hidden") is True  # a tap elsewhere
+    assert "step" in tab.run("document.querySelector('.chart small').textContent")
+
+
 @pytest.mark.parametrize("width", [360, 768, 1200])
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_fits_the_window_and_has_readable_contrast(tab: Tab, tmp_path: Path, width: int, dark: bool) -> None:
@@ -156,7 +198,7 @@ def test_the_page_fits_the_window_and_has_readable_contrast(tab: Tab, tmp_path: 
     tab.open(path.as_uri(), width=width, dark=dark)
     assert tab.run("document.documentElement.scrollWidth") <= width
     heights = tab.run("Array.from(document.querySelectorAll('section'), s => s.getBoundingClientRect().height)")
-    assert len(heights) == 6
+    assert len(heights) == 9  # one is the row of cards
     assert min(heights) > 60
     assert tab.run("Array.from(document.images).every(i => i.complete && i.naturalWidth > 0 && i.width > 40)")
     low_contrast = tab.run(

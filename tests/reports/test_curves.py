@@ -21,6 +21,7 @@ from snclr.reports.curves import (
     build_charts,
     describe_lines,
     downsample,
+    last_values,
     read_series,
     smooth,
 )
@@ -50,17 +51,26 @@ def values_of(line: list[tuple[float, float]], low: float, high: float) -> list[
     return [low + (height - min(heights)) / extent * (high - low) for height in heights]
 
 
-@given(st.lists(NUMBERS, min_size=1, max_size=50))
+def axis_of(chart: Chart) -> tuple[float, float]:
+    """Return the lowest and the highest value of the y-axis, from two of its ticks."""
+    (y0, first), (y1, last) = chart.y_ticks[0], chart.y_ticks[-1]
+    slope = (float(last) - float(first)) / (y1 - y0)
+    return float(first) + (HEIGHT - BOTTOM - y0) * slope, float(first) + (TOP - y0) * slope
+
+
+@given(st.lists(NUMBERS, min_size=2, max_size=50))
 def test_the_curve_goes_through_the_logged_values(values: list[float]) -> None:
     chart = chart_of(values)
-    (line,) = lines_of(chart.path)
+    (drawn,) = chart.lines
+    (line,) = lines_of(drawn.path)
     steps = np.arange(1, len(values) + 1)
     assert [x for x, _ in line] == pytest.approx(LEFT + steps / len(values) * (WIDTH - LEFT - RIGHT), abs=0.01)
-    assert values_of(line, min(values), max(values)) == pytest.approx(values, abs=0.001 * (max(values) - min(values)))
-    assert list(zip(chart.points["x"], chart.points["y"], strict=True)) == [pytest.approx(p, abs=0.01) for p in line]
-    assert chart.points["value"] == [pytest.approx(value, rel=1e-5) for value in values]
-    assert chart.points["step"] == [10 * n for n in range(1, len(values) + 1)]
-    for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", chart.path):
+    largest = max(map(abs, values))
+    assert values_of(line, min(values), max(values)) == pytest.approx(values, abs=0.002 * largest)
+    assert list(zip(drawn.points["x"], drawn.points["y"], strict=True)) == [pytest.approx(p, abs=0.01) for p in line]
+    assert drawn.points["value"] == [pytest.approx(value, rel=1e-5) for value in values]
+    assert drawn.points["step"] == [10 * n for n in range(1, len(values) + 1)]
+    for x, y in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", drawn.path):
         assert LEFT - 0.01 <= float(x) <= WIDTH - RIGHT + 0.01
         assert TOP - 0.01 <= float(y) <= HEIGHT - BOTTOM + 0.01
     assert all(TOP - 0.01 <= y <= HEIGHT - BOTTOM + 0.01 for y, _ in chart.y_ticks)
@@ -71,7 +81,7 @@ def test_the_curve_goes_through_the_logged_values(values: list[float]) -> None:
 def test_the_smoothed_line_is_the_mean_over_the_stated_window() -> None:
     values = [float(n % 7) for n in range(605)]
     chart = chart_of(values)
-    (line,) = lines_of(chart.smoothed_path)
+    (line,) = lines_of(chart.lines[0].smoothed_path)
     assert len(line) == 60
     expected = [sum(values[10 * n : 10 * n + 10]) / 10 for n in range(60)]
     assert values_of(line, min(expected), max(expected)) == pytest.approx(expected, abs=0.05)
@@ -96,7 +106,7 @@ def test_a_long_run_is_downsampled_and_keeps_its_spike() -> None:
     values = [1.0 + n % 3 for n in range(100_000)]
     values[54_321] = 99.0
     chart = chart_of(values)
-    points = chart.points
+    points = chart.lines[0].points
     assert len(points["value"]) <= 1.5 * MAX_POINTS + 2
     assert max(points["value"]) == 99.0
     assert points["step"][points["value"].index(99.0)] == 543_220
@@ -105,19 +115,22 @@ def test_a_long_run_is_downsampled_and_keeps_its_spike() -> None:
 
 def test_non_finite_values_are_gaps_and_counted() -> None:
     chart = chart_of([3.0, 2.0, None, 4.0, "x", True, 5.0])
-    lines = lines_of(chart.path)
+    lines = lines_of(chart.lines[0].path)
     assert [len(line) for line in lines] == [2, 1, 1]
     points = [point for line in lines for point in line]
     assert values_of(points, 2.0, 5.0) == pytest.approx([3.0, 2.0, 4.0, 5.0], abs=0.01)
-    assert chart.points["value"] == [3.0, 2.0, None, 4.0, None, None, 5.0]
+    assert chart.lines[0].points["value"] == [3.0, 2.0, None, 4.0, None, None, 5.0]
     assert chart.caption.endswith("not finite (gaps): 3")
 
 
 def test_metrics_that_were_not_logged_have_no_chart() -> None:
-    lines = [{"step": 1, "epoch": 0.5, "loss": 2.0}, {"step": 2, "epoch": "x", "loss": 1.0}, {"step": 3, "loss": 9.0}]
+    lines = [
+        {"step": 1, "epoch": 0.5, "loss": 2.0}, {"step": 2, "epoch": "x", "loss": 1.0}, {"step": 3, "loss": 9.0},
+        {"step": 4, "epoch": 1.5, "loss": 1.0},
+    ]  # fmt: skip
     (chart,) = build_charts(lines)
     assert chart.metric.name == "loss"
-    assert chart.points["value"] == [2.0]
+    assert chart.lines[0].points["value"] == [2.0, 1.0]
     assert build_charts([]) == []
     assert build_charts([{"step": 1, "epoch": 1, "loss": None}]) == []
 
@@ -126,10 +139,45 @@ def test_shares_start_at_zero_and_are_shown_in_percent() -> None:
     chart = chart_of([0.25, 0.5], "same_class")
     assert chart.y_ticks[0] == (HEIGHT - BOTTOM, "0 %")
     assert chart.last == "50.0%"
-    assert chart.points["share"] is True
 
 
 def test_timings_are_read() -> None:
-    line = {"step": 1, "epoch": 1.0, "loss": 1.0, "timing": {"images_per_second": 120.0}}
-    _, chart = build_charts([line])
-    assert chart.points["value"] == [120.0]
+    lines = [{"step": n, "epoch": 1.0 * n, "timing": {"images_per_second": 120.0 + n}} for n in (1, 2)]
+    (chart,) = build_charts(lines)
+    assert chart.lines[0].points["value"] == [121.0, 122.0]
+
+
+def test_a_metric_with_one_value_has_no_chart() -> None:
+    lines = [{"step": 1, "epoch": 0.5, "loss": 2.0, "spread": 0.9}, {"step": 2, "epoch": 1.0, "loss": 1.0}]
+    assert [chart.metric.name for chart in build_charts(lines)] == ["loss"]
+    assert {name: value for name, (_, value) in last_values(lines).items()} == {"loss": "1", "spread": "0.9"}
+
+
+@pytest.mark.parametrize(("name", "span"), [("loss", 0.8), ("spread", 0.2), ("neighbor_cosine", 0.2)])
+def test_a_tiny_change_looks_tiny(name: str, span: float) -> None:
+    value = 8.0 if name == "loss" else 0.9
+    chart = chart_of([value, value * 1.001, value], name)
+    low, high = axis_of(chart)
+    assert high - low == pytest.approx(span, rel=0.02)
+    heights = [y for _, y in lines_of(chart.lines[0].path)[0]]
+    assert max(heights) - min(heights) < 0.02 * HEIGHT
+
+
+def test_the_axis_ends_at_the_largest_possible_value() -> None:
+    low, high = axis_of(chart_of([0.998, 0.999], "positiveness_entropy"))
+    assert (low, high) == pytest.approx((0.804, 1.004), abs=1e-3)
+
+
+def test_few_values_are_drawn_as_dots() -> None:
+    assert chart_of([3.0, None, 2.0]).lines[0].dots.count("M") == 2
+    assert chart_of([1.0, 2.0] * 50).lines[0].dots == ""
+
+
+def test_runs_are_drawn_in_one_chart() -> None:
+    first, second = records([1.0, 2.0]), records([4.0, 3.0, 0.0, 1.0])
+    (chart,) = build_charts(first, [], second)
+    assert [line.run for line in chart.lines] == [0, 2]
+    assert [line.points["value"] for line in chart.lines] == [[1.0, 2.0], [4.0, 3.0, 0.0, 1.0]]
+    ends = [lines_of(line.path)[0][-1][0] for line in chart.lines]
+    assert ends == pytest.approx([(LEFT + WIDTH - RIGHT) / 2, WIDTH - RIGHT], abs=0.01)  # epochs 0.5 and 1
+    assert (chart.last, "2 runs" in chart.aria_label) == ("", True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
+from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS
 from snclr.reports.embedding_map import TILE, build_map
 from snclr.reports.page import MAX_SKIPPED, Gallery, Missing, Page, render, render_within
@@ -37,9 +38,12 @@ def page(names: list[str], **changes: Any) -> Page:
         names[0], "0.1.0", complete=True, settings={"epochs": 10, **{one: one for one in some}, "data": some[0],
         "method": some[1], "encoder": some[2], "recipe": some[3]}, records=LINES,
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
+        classes=ClassTable(some[:3], np.array([[3, 1, 0], [0, 2, 2], [0, 0, 0]]), some[0]),
         skipped=[{"index": 0, "key": one, "reason": one} for one in some],
-        gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25]),
+        gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
         map=build_map(points, some, list(some), tiles, "p"),
+        sessions=[{"event": "start", "time": some[0], "command": one, "device": one, "cores": 2, "threads": 2,
+                   "ranks": 2, "versions": {one: one}, "seconds": 61.0} for one in some[:2]],
         images=1234, alerts=[some[0]], written="2030-01-02",
     )  # fmt: skip
     return replace(full, **changes)
@@ -89,12 +93,43 @@ def test_the_page_shows_the_logged_numbers() -> None:
     parsed = ParsedPage(render(page(["n"])))
     data = parsed.data("curves-data")
     for metric in METRICS[:8]:
-        assert data[metric.name]["value"] == [pytest.approx(line[metric.name], rel=1e-5) for line in LINES]
-        assert data[metric.name]["step"] == [line["step"] for line in LINES]
+        (line,) = data[metric.name]["lines"]
+        assert line["value"] == [pytest.approx(record[metric.name], rel=1e-5) for record in LINES]
+        assert line["step"] == [record["step"] for record in LINES]
     assert [one["data-metric"] for one in parsed.all("figure", "chart")] == [metric.name for metric in METRICS[:8]]
     text = parsed.text()
     for expected in ("73.1%", "73.10%", "50.0%", "25.0%", "w = 0.900", "cosine 0.80", "1,234 images of"):
         assert expected in text.replace("\u202f", " ")
+
+
+def test_the_page_shows_command_machine_and_wall_time() -> None:
+    session = {
+        "event": "start", "time": "2030-01-02T03:04:05+00:00", "command": "snclr pretrain --data 'my photos'",
+        "device": "Fast CPU", "cores": 8, "threads": 4, "ranks": 2, "versions": {"torch": "9.9"}, "seconds": 3600.0,
+    }  # fmt: skip
+    resumed = {**session, "command": "snclr pretrain --resume", "time": "2030-01-03T00:00:00+00:00", "seconds": 120.0}
+    text = ParsedPage(render(page(["n"], sessions=[session, resumed]))).text()
+    for expected in (
+        "snclr pretrain --data 'my photos'", "snclr pretrain --resume", "1 h 2 min", "2030-01-02 03:04:05",
+        "Fast CPU, cores: 8, threads: 4, ranks: 2", "torch 9.9",
+    ):  # fmt: skip
+        assert expected in text
+    assert "over 1 h" in render(page(["n"], sessions=[session, {**resumed, "seconds": None}]))
+
+
+def test_classes_have_accuracies_intervals_and_confusions() -> None:
+    matrix = np.array([[9, 1, 0], [4, 5, 1], [0, 0, 0]])
+    parsed = ParsedPage(render(page(["n"], classes=ClassTable(["cat", "dog", "owl"], matrix, "kNN"))))
+    words = " ".join(parsed.text().split())
+    assert "cat90.0% 60% to 98%10 dog50.0%" in words  # the Wilson interval of 9 of 10
+    assert "dog classified as cat: 4 of 10cat classified as dog: 1 of 10dog classified as owl: 1 of 10" in words
+    assert "owl0.0%" not in words  # without test images
+    cells = [(cell["title"], cell["class"]) for cell in parsed.all("td") if cell.get("title")]
+    assert cells[:3] == [("9 of 10", "h5"), ("1 of 10", "h1"), ("0 of 10", "h0")]
+    many = ClassTable([f"class {n}" for n in range(50)], np.eye(50, dtype=np.int64), "kNN")
+    parsed = ParsedPage(render(page(["n"], classes=many)))
+    assert parsed.all("table", "confusion") == []
+    assert "The best and the worst classes of 50." in parsed.text()
 
 
 def test_images_have_alt_text_and_tables_have_headers() -> None:
@@ -119,6 +154,47 @@ def test_missing_sections_state_the_reason() -> None:
     assert ParsedPage(html).data("curves-data") == {}
     assert "nothing was logged yet" in render(replace(bare, records=[]))
     assert "no numbers that can be drawn" in render(replace(bare, records=[{"step": 1}]))
+
+
+def test_a_run_with_one_logged_step_has_no_empty_charts() -> None:
+    parsed = ParsedPage(render(page(["n"], records=LINES[:1])))
+    assert parsed.all("figure", "chart") == []
+    assert "Every metric was logged once, and a curve needs two values (see --log-every): loss 4.9," in parsed.text()
+
+
+SETS = {
+    "held out": "480 training and 120 test images, 5 classes (pets, 20% of each class held out for the test (seed 0))",
+    "other": "600 training and 1,200 test images, 5 classes, 3 images without a label left out (train pets, test demo)",
+}
+
+
+def test_accuracies_are_grouped_by_test_set() -> None:
+    results = [
+        {"kind": kind, "numbers": {"top1": top1}, "protocol": f"a; b (c); {SETS[tested]}"}
+        for kind, top1, tested in [
+            ("knn", 0.1, "held out"), ("linear-cached", 0.5, "held out"), ("knn", 0.405, "other"),
+            ("knn", 0.375, "held out"),
+        ]
+    ]  # fmt: skip
+    results[2]["baselines"], results[2]["chance"] = {"raw_pixels": 0.31}, 0.2
+    text = ParsedPage(render(page(["n"], results=results))).text().replace("\u202f", " ")
+    words = " ".join(text[: text.index("Top-1 accuracy, newest")].split())
+    held_out, other = words.index("held out for the test (seed 0) n = 120"), words.index("test demo n = 1,200")
+    assert held_out < other  # the set of the newest result comes first
+    # The standard error is sqrt(p (1 - p) / n), the interval that of Wilson.
+    assert "kNN37.5% ± 4.4 95 % interval 29.4 to 46.4 linear probe50.0% ± 4.6" in words[held_out:other]
+    assert "kNN40.5% ± 1.4" in words[other:]
+    assert "raw pixels 31.0%chance 20.0%" in words[other:]
+    assert "10.0%" not in words  # an older result of the same kind and test set
+
+
+def test_the_recorded_error_and_number_of_images_win() -> None:
+    record = {
+        "kind": "knn", "numbers": {"top1": 0.5}, "protocol": "p", "n": 50, "standard_error": 0.123, "chance": {"x": 1},
+    }  # fmt: skip
+    text = ParsedPage(render(page(["n"], results=[record]))).text().replace("\u202f", " ")
+    assert "n = 50" in text
+    assert "± 12.3" in text
 
 
 def test_sections_are_dropped_until_the_page_fits() -> None:

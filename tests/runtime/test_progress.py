@@ -6,13 +6,17 @@ import io
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from snclr.runtime.progress import Progress
+from snclr.runtime.progress import Progress, StatusLine, set_status
+from snclr.runtime.stop import StopRequested
 
 
 class Clock:
@@ -176,6 +180,105 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "checkpoint [saved]" in [line.rstrip() for line in lines]
     assert "a warning" in [line.rstrip() for line in lines]
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is back
+
+
+class Terminal(io.StringIO):
+    """A terminal in memory."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> list[str]:
+        """Return the lines that are visible after everything that was written."""
+        lines, row, column = [""], 0, 0
+        for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\s\S]", self.getvalue()):
+            if token == "\n":
+                row, column = row + 1, 0
+                lines += [""] * (row + 1 - len(lines))
+            elif token == "\r":
+                column = 0
+            elif token.endswith("A"):
+                row -= int(token[2:-1])
+            elif token.endswith("K"):
+                lines[row] = "" if token == "\x1b[2K" else lines[row][:column]
+            elif not token.startswith("\x1b"):
+                lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
+                column += 1
+        return [line.rstrip() for line in lines if line.strip()]
+
+
+@pytest.fixture(params=[80, 60])
+def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, int]:
+    stream = Terminal()
+    for name, value in {"COLUMNS": str(request.param), "LINES": "24", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return stream, request.param
+
+
+def test_a_bar_is_neither_cut_off_nor_wrapped(terminal: tuple[Terminal, int]) -> None:
+    stream, width = terminal
+    clock = Clock()
+    values = {"epoch": "100/200", "loss": "12.345", "spread": "0.87", "effective rank": "120", "neighbor purity": "23%"}
+    with Progress("test features", 60_000, clock=clock, stream=stream) as progress:
+        for _ in range(3):
+            clock.now += 7
+            progress.update(12_345, 1, 3, {**values, "queue kNN": "22%"})
+    shown = stream.screen()
+    assert all(len(line) <= width and "…" not in line for line in shown), shown
+    assert "test features ━" in shown[0]
+    parts = [part.strip() for line in shown for part in re.split(r" · |[━╸╺]+", line)]
+    wanted = ["61%", "1,764 images/s", "0:00:13 left", "data wait 25%", *(f"{k} {v}" for k, v in values.items())]
+    assert set(wanted) <= set(parts), parts
+    assert len(shown) == {80: 3, 60: 4}[width]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopRequested(signal.SIGINT)])
+def test_a_stop_removes_the_bar(terminal: tuple[Terminal, int], stop: BaseException) -> None:
+    stream, _ = terminal
+    with suppress(KeyboardInterrupt, StopRequested), Progress("pretrain", 100, stream=stream) as progress:
+        progress.update(10, 1, 1, {"loss": 3.1})
+        assert "━" in "".join(stream.screen())
+        progress.say("checkpoint saved")
+        raise stop
+    assert stream.screen() == ["checkpoint saved"]
+
+
+def test_a_status_line_fills_the_silence(terminal: tuple[Terminal, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, _ = terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    with StatusLine("snclr knn"):
+        assert stream.screen() == ["snclr knn: starting"]
+        set_status("loading runs/demo")
+        print("warning: x", file=sys.stderr)
+        time.sleep(1.3)
+        assert stream.screen() == ["warning: x", "snclr knn: loading runs/demo · 1 s"]
+        with Progress("features", 100) as progress:
+            progress.update(50)
+            before = len(stream.getvalue())
+            time.sleep(1.3)
+            assert len(stream.getvalue()) > before  # the spinner moves
+            assert "snclr knn" not in "".join(stream.screen())
+        set_status("classifying")
+        assert stream.screen()[-1] == "snclr knn: classifying"
+    assert len(stream.screen()) == 2
+    assert "features ━" in stream.screen()[1]
+    assert sys.stderr is stream
+
+
+def test_there_is_no_status_line_in_a_log_file_or_on_another_rank(
+    terminal: tuple[Terminal, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, _ = terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with StatusLine("snclr knn"):
+        set_status("loading")
+    assert stream.getvalue() == ""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    with StatusLine("snclr knn"):
+        set_status("loading")
+    assert log.getvalue() == ""
 
 
 def test_no_color_is_respected(tmp_path: Path) -> None:

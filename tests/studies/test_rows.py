@@ -42,7 +42,7 @@ def test_methods_may_be_a_list():
         ("snclr,neighbors=10", "Write METHOD:NAME=VALUE"),
         ("snclr:neighbors", "Write METHOD:NAME=VALUE"),
         ("snclr:neigbors=10", "did you mean 'neighbors'"),
-        ("snclr:neighbors=many", "must be int"),
+        ("snclr:neighbors=many", "must be a whole number"),
         ("snclr:epochs=10", "same for all rows"),
         ("snclr:encoder=resnet50", "same for all rows"),
         ("snclr:seed=3", "same for all rows"),

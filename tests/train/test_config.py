@@ -1,6 +1,8 @@
 import contextlib
 import hashlib
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,7 +13,14 @@ from snclr.errors import UserError
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS
 from snclr.recipes import RECIPES, get_recipe
 from snclr.train.build import build_method, encoder_spec, view_groups
-from snclr.train.config import PretrainConfig, all_settings, read_config, resolve, settings_for_method
+from snclr.train.config import (
+    EARLIER_VALUES,
+    PretrainConfig,
+    all_settings,
+    read_config,
+    resolve,
+    settings_for_method,
+)
 
 
 def test_flags_win_over_the_preset_and_the_preset_over_the_recipe():
@@ -30,7 +39,14 @@ def test_a_preset_reaches_the_loss(name):
     assert criterion.config.neighbors == 10
 
 
-# SHA-256 of the resolved settings of every recipe, method and preset, as the first version of the package gave them.
+# SHA-256 of the resolved settings of every recipe, method and preset, as the first version of the package gave them:
+# without settings that were added later (ADDED) and with the momentum of that version.
+ADDED = {
+    "final_bias": {"snclr": False, "byol": False, "mocov3": True, "simsiam": True, "nnclr": True},
+    "zero_init_residual": True, "weight_decay_on": "weights", "negatives": "other-view",
+    "unique_neighbors": False, "search_view": "augmented", "search_space": "projection", "cache_images": "auto",
+    "keep_encoders": 0,
+}  # fmt: skip
 RESOLVED = {
     "cifar-cpu": "bf277c7751cab53c",
     "cifar": "5768136bec044d24",
@@ -56,7 +72,13 @@ def test_resolved_settings_never_change(recipe):
         f"{method}/{preset}": resolve({"recipe": recipe, "method": method, "preset": preset}).to_dict()
         for method, preset in cases
     }
-    assert {values.pop("keep_encoders") for values in resolved.values()} == {0}  # added later
+    for case, values in resolved.items():
+        for name, value in ADDED.items():
+            expected = value.get(case.partition("/")[0]) if isinstance(value, dict) else value
+            assert values.pop(name, expected) == expected, (case, name)
+        if values.get("momentum") == "auto":
+            assert get_recipe(recipe).scale == "small"
+            values["momentum"] = 0.99
     digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
     assert digest[:16] == RESOLVED[recipe]
 
@@ -74,7 +96,7 @@ def test_a_config_file_wins_over_the_recipe_and_a_flag_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("method: byol\nneighbors: 5", "byol does not use neighbors"),
+        ("method: byol\nneighbors: 5", "byol does not use neighbors=5"),
         ("epoch: 5", "'epoch'"),
         ("- 1", "settings of a run"),
     ],
@@ -91,6 +113,24 @@ def test_a_config_of_an_earlier_version_with_accumulate_loads():
     assert resolve({"recipe": "demo", "accumulate": 1}) == resolve({"recipe": "demo"})
     with pytest.raises(UserError, match="no setting 'accumulate'"):
         resolve({"accumulate": 4})
+
+
+def test_a_run_of_an_earlier_version_keeps_what_it_computed(tmp_path):
+    golden = Path(__file__).parents[1] / "reliability" / "golden" / "schema-1.zip"
+    shutil.unpack_archive(golden, tmp_path)
+    saved = read_config(tmp_path / "config.yaml")
+    assert {name: saved[name] for name in EARLIER_VALUES} == EARLIER_VALUES
+    for config in (resolve(saved), resolve({}, config=tmp_path / "config.yaml")):
+        assert {name: getattr(config, name) for name in EARLIER_VALUES} == EARLIER_VALUES
+    resolved = resolve(saved).to_dict()
+    new = resolved.keys() - yaml.safe_load((tmp_path / "config.yaml").read_text()).keys()
+    assert new >= EARLIER_VALUES.keys()  # the others have a default that describes the earlier version
+    assert {name: resolved[name] for name in new - EARLIER_VALUES.keys()} == {
+        "negatives": "other-view", "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
+    }  # fmt: skip
+    # A file of a few settings is not a run's: it gets today's defaults.
+    (tmp_path / "few.yaml").write_text("recipe: demo\nneighbors: 7\n")
+    assert resolve({}, config=tmp_path / "few.yaml").final_bias is False
 
 
 def test_every_setting_has_help_text():
@@ -129,7 +169,7 @@ def test_a_methods_paper_wins_over_the_recipe_and_a_flag_over_both():
 def test_sizes_come_from_a_small_recipe_and_from_the_methods_paper_at_paper_scale():
     small = {name: resolve({"recipe": "cifar", "method": name}) for name in METHODS}
     assert {(c.hidden, c.dim) for name, c in small.items() if name != "supervised"} == {(2048, 256)}
-    assert (small["mocov2"].queue_length, small["mocov2"].momentum) == (16_384, 0.99)
+    assert (small["mocov2"].queue_length, small["mocov2"].momentum) == (16_384, "auto")
     large = {name: resolve({"recipe": "resnet50-imagenet", "method": name}) for name in METHODS}
     assert (large["mocov2"].queue_length, large["mocov2"].momentum, large["mocov2"].dim) == (65_536, 0.999, 128)
     assert (large["nnclr"].queue_length, large["nnclr"].temperature) == (98_304, 0.1)
@@ -156,9 +196,9 @@ def test_config_yaml_repeats_a_run_and_has_only_used_settings(tmp_path, method, 
 
 
 def test_a_setting_the_method_does_not_use_is_rejected():
-    with pytest.raises(UserError, match="method byol does not use neighbors") as caught:
+    with pytest.raises(UserError, match="method=byol does not use neighbors") as caught:
         resolve({"method": "byol", "neighbors": 5})
-    for text in ("used by snclr", "predictor_layers", "momentum", "--method"):
+    for text in ("used by snclr", "`snclr methods byol` lists its settings"):
         assert text in str(caught.value)
     with pytest.raises(UserError, match="simclr does not use preset"):
         resolve({"method": "simclr", "preset": "released"})
@@ -176,13 +216,15 @@ def test_a_setting_the_method_does_not_use_is_rejected():
         ({"learning_rate": 1}, ["learning_rate"]),
         ({"epoch": 1}, ["epoch", "did you mean 'epochs'"]),
         ({"loss_form": "in"}, ["loss_form", "inside", "outside"]),
-        ({"batch_size": "many"}, ["batch_size", "int"]),
+        ({"batch_size": "many"}, ["batch_size", "whole number"]),
         ({"batch_size": 1}, ["batch_size", "at least 2"]),
-        ({"batch_size": True}, ["batch_size", "int"]),
+        ({"batch_size": True}, ["batch_size", "whole number"]),
         ({"attention": "linear"}, ["attention_gradient"]),
         ({"gamma": "min"}, ["gamma", "max"]),
         ({"gamma": -1}, ["gamma"]),
-        ({"momentum": 1.5}, ["momentum"]),
+        ({"gamma": "pull", "loss_form": "outside"}, ["pull", "loss_form", "inside"]),
+        ({"search_view": "plain", "push": "both"}, ["push", "search_view", "augmented"]),
+        ({"momentum": 1.5}, ["momentum", "at least 0 and at most 1", "auto"]),
         ({"temperature": 0.0}, ["temperature"]),
         ({"clip_gradient": 0.0}, ["clip_gradient", "above 0"]),
         ({"seed": 2**32}, ["seed", "below 4,294,967,296"]),
@@ -212,7 +254,7 @@ def test_any_value_gives_a_config_or_a_user_error(name, value):
 @pytest.mark.parametrize("name", ["temperature", "lr", "momentum", "gamma", "max_bad_share"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_are_finite(name, value):
-    with pytest.raises(UserError, match=f"{name} must be float"):
+    with pytest.raises(UserError, match=f"{name} must be a number"):
         resolve({name: value})
 
 

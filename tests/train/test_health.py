@@ -5,13 +5,16 @@ import torch
 import torch.nn.functional as F
 
 from snclr.methods.base import StepOutput
+from snclr.methods.snclr.queue import NeighborQueue
 from snclr.train.health import (
     collapsed,
     effective_rank,
     feature_spread,
     health,
+    neighbor_agreement,
     neighbor_purity,
     positiveness_entropy,
+    queue_agreement,
     queue_knn,
 )
 from tests.methods import naive
@@ -48,6 +51,43 @@ def test_neighbor_purity_counts_only_neighbors_with_a_known_class():
     assert neighbor_purity(labels, neighbor_labels, mask) == pytest.approx(3 / 4)
 
 
+def test_neighbor_agreement_is_the_share_of_images_found_from_both_views():
+    ids = torch.tensor([[1, 2, 2], [3, 4, -1]])
+    other = torch.tensor([[2, 5, 6], [7, 4, -1]])
+    assert neighbor_agreement(ids, other) == pytest.approx(3 / 5)
+    assert neighbor_agreement(ids, ids.flip(1)) == 1
+    assert math.isnan(neighbor_agreement(ids - 9, other))
+
+
+@pytest.mark.parametrize("search_dim", [None, 5])
+def test_queue_agreement_equals_loops_over_both_halves(search_dim):
+    generator = torch.Generator().manual_seed(0)
+    queue = NeighborQueue(30, dim=4, search_dim=search_dim)
+    keys = None if search_dim is None else torch.randn(24, 5, generator=generator)
+    queue.push(torch.randn(24, 4, generator=generator), torch.randint(9, (24,), generator=generator), keys)
+    features, ids = queue.search_candidates, queue.ids.tolist()
+
+    def nearest(row, rows, k):
+        (picks,) = naive.search(features[[row]], features[rows], k, [ids[row]], [ids[r] for r in rows])
+        return [rows[pick] for pick in picks]
+
+    a, b = list(range(0, 24, 2)), list(range(1, 24, 2))
+    shares = []
+    for row in a:
+        (partner,) = nearest(row, a, 1)
+        other = {ids[r] for r in nearest(partner, b, 3)}
+        shares += [ids[r] in other for r in nearest(row, b, 3)]
+    assert queue_agreement(queue, 3) == pytest.approx(sum(shares) / len(shares))
+    assert 0 < sum(shares) < len(shares)
+    assert math.isnan(queue_agreement(NeighborQueue(30, dim=4), 3))
+
+
+def test_queue_agreement_is_one_for_clusters_of_equal_images():
+    queue = NeighborQueue(40, dim=4)
+    queue.push(torch.eye(4).repeat_interleave(10, dim=0), torch.arange(40))
+    assert queue_agreement(queue, 5) == 1
+
+
 def test_queue_knn_is_the_accuracy_of_the_weighted_vote():
     labels = torch.tensor([0, 1])
     neighbor_labels = torch.tensor([[0, 1, 1], [0, 0, 1]])
@@ -67,6 +107,19 @@ def test_health_leaves_out_undefined_metrics():
         positiveness=torch.zeros(8, 3),
     )
     assert set(health(output, torch.zeros(8, dtype=torch.int64), torch.arange(8))) == {"spread", "effective_rank"}
+
+
+def test_pulled_share_counts_found_neighbors_only():
+    output = StepOutput(
+        loss=torch.tensor(1.0),
+        features=F.normalize(torch.randn(2, 4), dim=1),
+        neighbor_ids=torch.tensor([[3, 4], [5, -1]]),
+        neighbor_ages=torch.ones(2, 2, dtype=torch.int64),
+        similarity=torch.zeros(2, 2),
+        positiveness=torch.ones(2, 2),
+        pulled=torch.tensor([[1.0, 0.0], [1.0, 0.0]]),
+    )
+    assert health(output, None, torch.arange(2))["pulled_share"] == pytest.approx(2 / 3)
 
 
 def test_only_collapsed_features_are_reported_as_collapsed():

@@ -114,6 +114,17 @@ def test_groups_split_by_decay_in_the_given_order():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
 
 
+def test_weight_decay_on_all_spares_no_parameter():
+    net = network()
+    before = copy.deepcopy(net.state_dict())
+    optimizer = build_optimizer("adamw", net.named_parameters(), lr=0.1, weight_decay=0.5, weight_decay_on="all")
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(p.data, before[name] * (1 - 0.1 * 0.5))
+
+
 def test_no_decay_group_is_not_decayed():
     net = network()
     before = copy.deepcopy(net.state_dict())

@@ -1,6 +1,8 @@
 """`pretrain` in one process on tiny images: what a run leaves, what it repeats, and what it refuses."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -65,6 +67,25 @@ def test_a_run_writes_all_documented_files(images, tmp_path):
     assert torch.equal(method.encoder.state_dict()["conv1.weight"], encoder.state_dict()["conv1.weight"])
 
 
+def epoch_lines(out):
+    return re.findall(r"epoch \d+/\d+: loss [\d.]+ \(mean\)", (out / "train.log").read_text())
+
+
+def test_an_epoch_line_has_the_mean_loss_and_the_last_step_is_logged(images, tmp_path):
+    every, last = tmp_path / "every", tmp_path / "last"
+    snclr.pretrain(data=images, out=str(every), **TINY)
+    snclr.pretrain(data=images, out=str(last), **{**TINY, "log_every": 100}, checkpoint_every=1, keep_checkpoints=10)
+    losses = [line["loss"] for line in read_metrics(every)]
+    means = [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
+    assert epoch_lines(every) == epoch_lines(last) == [f"epoch {n}/2: loss {means[n - 1]:.3f} (mean)" for n in (1, 2)]
+    assert [(line["step"], line["loss"]) for line in read_metrics(last)] == [(3, losses[2]), (6, losses[5])]
+
+    for step in (5, 6):
+        shutil.rmtree(last / "checkpoints" / f"step-{step:010d}")
+    snclr.pretrain(out=str(last), resume=True, quiet=True)  # from the middle of an epoch
+    assert epoch_lines(last)[-1] == epoch_lines(every)[-1]
+
+
 def test_a_run_is_determined_by_settings_and_seed(images, tmp_path):
     digests = {}
     changes = {"a": {}, "b": {}, "c": {"seed": 1}, "d": {"preset": "released"}, "e": {"sides": "neither"}}
@@ -87,6 +108,8 @@ def test_a_run_is_determined_by_settings_and_seed(images, tmp_path):
         {"encoder": "vit_tiny", "stem": "auto", "image_size": 32, "sincos": True, "freeze_patch_embed": True},
         {"push": "both", "gamma": "max", "queue_dtype": "float16", "attention_temperature": 0.1},
         {"attention": "linear", "attention_gradient": True, "momentum_schedule": "cosine", "neighbor_free_epochs": 1},
+        {"sides": "other-negatives", "negatives": "both-views", "predictor_layers": 0, "weight_decay_on": "all"},
+        {"momentum": 0.0},
     ],
 )  # fmt: skip
 def test_training_runs_with_each_option(images, tmp_path, changes):
@@ -99,10 +122,36 @@ def test_training_runs_with_each_option(images, tmp_path, changes):
     still = {name for name in before if torch.equal(before[name], after[name])}
     assert ("patch_embed.proj.weight" in still) is bool(changes.get("freeze_patch_embed"))
     assert len(still) < len(before) / 2
+    if changes.get("momentum") == 0.0:  # the target network is the online network
+        target = dict(method.momentum_encoder.named_parameters())
+        assert all(torch.equal(value, target[name]) for name, value in method.encoder.named_parameters())
     if changes.get("push") == "both":
         ids = method.queue.ids.tolist()
         assert len(ids) == 20
         assert max(ids.count(i) for i in ids) >= 2  # both views of an image
+
+
+def test_auto_momentum_is_saved_as_the_number_for_the_dataset(images, tmp_path):
+    out = tmp_path / "run"
+    settings = {**TINY, "epochs": 1, "warmup_epochs": 0, "batch_size": 3}
+    snclr.pretrain(data=images, out=str(out), **settings, momentum="auto")
+    assert yaml.safe_load((out / "config.yaml").read_text())["momentum"] == 0.609375  # 1 − 3 / (0.32 · 24)
+    snclr.pretrain(data=images, out=str(tmp_path / "number"), **settings, momentum=0.609375)
+    assert end_digest(out) == end_digest(tmp_path / "number")
+    assert snclr.pretrain(out=str(out), resume=True, quiet=True, momentum="auto").step == 8
+
+
+def test_a_run_warns_once_if_most_neighbors_are_pushed(images, tmp_path, capsys):
+    changes = {"temperature": 1.0, "quiet": False}
+    for name, gamma in (("pushes", 1000.0), ("pulls", "pull")):
+        snclr.pretrain(data=images, out=str(tmp_path / name), **{**TINY, **changes, "gamma": gamma})
+        shares = [line["pulled_share"] for line in read_metrics(tmp_path / name) if "pulled_share" in line]
+        warnings = (tmp_path / name / "train.log").read_text().count("fewer than half of the neighbors are pulled")
+        assert len(shares) == 5  # the queue is empty in the first step
+        assert (max(shares) < 0.5) is (name == "pushes")
+        assert (min(shares) == 1) is (name == "pulls")
+        assert warnings == (name == "pushes")
+    assert "--gamma pull" in capsys.readouterr().err
 
 
 def test_clipping_bounds_the_gradient_norm(images, tmp_path, monkeypatch):

@@ -89,14 +89,14 @@ def ablate(
     from snclr.studies.leakage import check_test_images
     from snclr.studies.runs import Evaluation
     from snclr.studies.study import Study, check_settings, command_line, run_study
-    from snclr.train.config import resolve
+    from snclr.train.config import fit_queue, resolve
 
     options, settings = StudyOptions.split(keywords)
     check_settings(settings, [NO_NEIGHBORS])
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
     data, numbers = inspect_dataset(settings.get("data") or ""), _numbers(values)
-    rows, rule = ablation_rows(table, resolve(settings), data, numbers)
+    rows, rule = ablation_rows(table, fit_queue(resolve(settings), data.images), data, numbers)
     evaluation, notes = Evaluation(kind="cost", steps=steps), list[str]()
     if table != "cost":
         evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)

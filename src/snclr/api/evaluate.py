@@ -21,6 +21,7 @@ def knn(
     k: int = 200,
     temperature: float = 0.07,
     seed: int = 0,
+    baselines: bool | None = None,
     **options: Unpack[SessionOptions],
 ) -> KnnResult:
     """Evaluate a run with a weighted k-nearest-neighbor classifier on its frozen features.
@@ -35,13 +36,14 @@ def knn(
         k: Number of neighbors that vote.
         temperature: Temperature of the vote weights, exp(cosine / temperature).
         seed: Seed of the train/test split.
+        baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
         options: Those of `SessionOptions`.
     """
     from snclr.evaluation.knn import evaluate_knn
     from snclr.evaluation.session import open_session
 
     with open_session(run, **options) as session:
-        return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed)
+        return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed, baselines=baselines)
 
 
 @with_options(SessionOptions)
@@ -55,6 +57,7 @@ def linear(
     batch_size: int | None = None,
     lr: float | None = None,
     seed: int = 0,
+    baselines: bool | None = None,
     **options: Unpack[SessionOptions],
 ) -> LinearResult:
     """Evaluate a run with a linear classifier on its frozen encoder.
@@ -72,6 +75,7 @@ def linear(
         batch_size: Images per step (default: 1024 with cached, 4096 with paper).
         lr: Learning rate (default: the best of a grid with cached; 0.1, or 3 for ViTs, × batch/256 with paper).
         seed: Seed of the train/test split and of training.
+        baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
         options: Those of `SessionOptions`.
     """
     from snclr.evaluation.linear import evaluate_linear
@@ -79,8 +83,9 @@ def linear(
 
     with open_session(run, **options) as session:
         return evaluate_linear(
-            session, data=data, test=test, protocol=protocol, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed
-        )
+            session, data=data, test=test, protocol=protocol, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
+            baselines=baselines,
+        )  # fmt: skip
 
 
 @with_options(RankOptions)

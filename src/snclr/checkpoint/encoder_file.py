@@ -18,8 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from snclr.checkpoint.run_dir import RunDir
+from snclr.data.transforms.crop import CENTER_CROP_MARGIN
 from snclr.data.transforms.views import MEAN, STD
-from snclr.errors import UserError
+from snclr.errors import UserError, snclr_command
 from snclr.io.atomic import write_atomic
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import SMALL_IMAGE, EncoderSpec, build_encoder, state_on_meta
@@ -32,6 +34,7 @@ SCHEMA = 1
 # Without a classifier, timm mistakes weights of these for an older layout, renames their keys and fails.
 _NEEDS_CLASSIFIER = ("swin", "davit", "nextvit")
 
+_NO_RUN = "Give a run directory (--out of snclr pretrain)."
 _MAX_CONFIG_BYTES = 4 * 2**20
 
 
@@ -68,16 +71,16 @@ def load_encoder(folder: Path) -> tuple[nn.Module, EncoderSpec]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder. Give a run directory (--out of snclr pretrain).")
+        raise UserError(f"{folder} is not a folder. {_NO_RUN}")
     described = _read_config(folder / CONFIG_NAME)
     state, saved = read_weights_file(folder / WEIGHTS_NAME)
     description = _check_description(saved, folder / WEIGHTS_NAME)
     spec = EncoderSpec.from_dict(description.get("encoder"))
     if any(described.get(key) != description.get(key) for key in ("encoder", "mean", "std")):
-        raise UserError(f"{CONFIG_NAME} and {WEIGHTS_NAME} in {folder} describe different encoders. Export it again.")
+        raise UserError(f"{CONFIG_NAME} and {WEIGHTS_NAME} in {folder} describe different encoders. {_repair(folder)}")
     _check_state(state, spec, str(folder / WEIGHTS_NAME))
     if weights_digest(state) != description.get("weights_sha256"):
-        raise UserError(f"{folder / WEIGHTS_NAME} is damaged: its sha256 does not match. Export the run again.")
+        raise UserError(f"{folder / WEIGHTS_NAME} is damaged: its sha256 does not match. {_repair(folder)}")
     with torch.random.fork_rng(devices=[]):
         encoder = build_encoder(spec)
     encoder.load_state_dict(state, strict=True)
@@ -91,14 +94,23 @@ def read_weights_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
             description = json.loads((file.metadata() or {}).get("snclr", "null"))
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}. Give a run directory (--out of snclr pretrain).") from None
+        raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _NO_RUN)}") from None
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot read {path} ({error}). It is damaged or not a .safetensors file.") from error
+        raise UserError(
+            f"cannot read {path} ({error}). It is damaged or not a .safetensors file. {_repair(path.parent)}"
+        ) from error
     return state, description if isinstance(description, dict) else None
 
 
+def _repair(folder: Path, otherwise: str = "Restore it from a copy.") -> str:
+    """Return what to do about a missing or damaged file of an encoder: a run writes it again from a checkpoint."""
+    if RunDir(folder).has_checkpoints():
+        return f"Write it again from the last checkpoint: {snclr_command('pretrain', '--resume', '--out', folder)}"
+    return otherwise
+
+
 def loading_snippet(spec: EncoderSpec, folder: Path) -> str:
-    """Return Python code that loads the weights in `folder` with timm or torchvision alone."""
+    """Return Python code that loads the weights in `folder` with timm or torchvision alone, and prepares an image."""
     if spec.library == "torchvision":
         lines = [f"encoder = torchvision.models.{spec.architecture}()", "encoder.fc = torch.nn.Identity()"]
     else:
@@ -114,7 +126,26 @@ def loading_snippet(spec: EncoderSpec, folder: Path) -> str:
     if timm_reads_folder(spec):
         address = f"local-dir:{folder}"
         lines.append(f"# or, with timm 1.0.26 or newer: timm.create_model({address!r}, pretrained=True)")
-    return "\n".join([*imports, "from safetensors.torch import load_file", "", *lines]) + "\n"
+    code = "\n".join([*imports, "from safetensors.torch import load_file", "", *lines])
+    return f"{code}\n\n{preprocessing_snippet(spec)}"
+
+
+def preprocessing_snippet(spec: EncoderSpec, *, numpy: bool = False) -> str:
+    """Return Python code that turns a PIL image into the input of the encoder: `center_crop`, then mean and std."""
+    size, array = spec.image_size, ".numpy()" if numpy else ""
+    return f"""\
+from PIL import Image, ImageOps
+from torchvision.transforms import functional as F
+
+def preprocess(image):  # PIL image to (1, 3, {size}, {size})
+    image = ImageOps.exif_transpose(image).convert("RGB")
+    short_side = {int(size * CENTER_CROP_MARGIN)} if min(image.size) > {size} else {size}
+    image = F.resize(image, short_side, F.InterpolationMode.BICUBIC)
+    image = F.to_tensor(F.center_crop(image, {size}))
+    return F.normalize(image, mean={list(MEAN)}, std={list(STD)})[None]{array}
+
+# features = encoder(preprocess(Image.open("photo.jpg")))
+"""
 
 
 def timm_reads_folder(spec: EncoderSpec) -> bool:
@@ -154,9 +185,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = json.loads(file.read(_MAX_CONFIG_BYTES))  # a larger file is not ours and does not parse
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}. Give a run directory (--out of snclr pretrain).") from None
+        raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _NO_RUN)}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({error}). It is damaged; export the run again.") from error
+        raise UserError(f"cannot read {path} ({error}). It is damaged. {_repair(path.parent)}") from error
     return _check_description(content.get("snclr") if isinstance(content, dict) else None, path)
 
 

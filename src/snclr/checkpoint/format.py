@@ -158,7 +158,7 @@ def latest_checkpoint(folder: Path | str, warn: Callable[[str], None]) -> Checkp
                 damaged.add(path)
                 warn(str(error))
     if damaged:
-        warn(f"none of the {len(damaged)} checkpoints in {folder} is intact; there is nothing to resume from")
+        warn(f"no checkpoint in {folder} is intact ({len(damaged)} damaged); there is nothing to resume from")
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snclr.errors import UserError, first_names
+from snclr.errors import UserError, did_you_mean, first_names
 from snclr.io.atomic import discard, is_partial, remove_partial
 from snclr.io.locking import FileLock
 
@@ -34,10 +34,12 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.log = self.path / "train.log"
+        self.sessions = self.path / "sessions.jsonl"
         self.skipped = self.path / "skipped.jsonl"
         self.results = self.path / "results.jsonl"
         self.figures = self.path / "figures"
         self.report = self.path / "report.html"
+        self.runs_report = self.path / "report-runs.html"
         self.export = self.path / "export"
         self.nonfinite = self.path / "nonfinite.json"
         self.evaluation = self.path / "evaluation"
@@ -120,11 +122,18 @@ class RunDir:
             )
 
 
+def similar_run(path: Path | str) -> str:
+    """Return " (did you mean 'x'?)" for the run in the same folder whose name is closest to that of `path`, or ""."""
+    path = Path(path)
+    entries = path.parent.iterdir() if path.parent.is_dir() else ()
+    return did_you_mean(path.name, [entry.name for entry in entries if RunDir(entry).looks_like_run()])
+
+
 def open_run(path: Path | str) -> RunDir:
     """Return the run at `path` for reading, without a lock; raise a UserError if it is not a run."""
     run = RunDir(path)
     if not run.path.is_dir():
-        raise UserError(f"there is no run directory {run.path}. Give the --out of snclr pretrain.")
+        raise UserError(f"there is no run directory {run.path}{similar_run(path)}. Give the --out of snclr pretrain.")
     if not run.looks_like_run() and not (run.encoder_weights.is_file() and run.encoder_config.is_file()):
         raise UserError(
             f"{run.path} is not a run of snclr: it has neither a config with checkpoints or metrics, nor an encoder."

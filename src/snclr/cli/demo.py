@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from snclr.api.demo import DemoResult, demo
+from snclr.cli.evaluate import accuracy, describe_chance, own_row
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table
+from snclr.errors import count
 
 _EXAMPLES = """Examples:
   snclr demo
@@ -19,15 +21,17 @@ def show_demo(result: DemoResult) -> None:
     """Print the accuracies, their protocols and where the files are."""
     from snclr.checkpoint.encoder_file import load_encoder, loading_snippet
 
-    print(f"\ntop-1 accuracy on {result.images[1]:,} test images")
+    knn, linear = ({"trained (SNCLR)": own_row(part), **part.baselines} for part in (result.knn, result.linear))
+    images = count(result.knn.n, "test image")
+    print(f"\ntop-1 accuracy ± standard error on {images}; {describe_chance(result.knn)}")
     print_table(
-        ["features", "kNN", "linear"],
-        [(name, f"{score.knn:.1%}", f"{score.linear:.1%}") for name, score in result.table.items()],
+        ["features", f"kNN (k = {result.knn.k})", "linear"],
+        [(name, accuracy(row), accuracy(linear[name])) for name, row in knn.items()],
     )
-    trained = result.table["trained (SNCLR)"]
     purity = ", ".join(f"{share:.0%}" for share in result.neighbor_purity)
     print(f"\nneighbor purity, 1st to {len(result.neighbor_purity)}th neighbor: {purity}")
-    print(f"\nProtocols (labels are used only here)\n  {trained.knn_protocol}\n  {trained.linear_protocol}")
+    print(f"  {result.purity_description}")
+    print(f"\nProtocols (labels are used only here)\n  {result.knn.protocol}\n  {result.linear.protocol}")
     print(f"\n{result.seconds / 60:.1f} minutes. Figure: {result.figure}   weights: {result.out}/encoder.safetensors")
     print(f"Report (open in a browser): {result.report}")
     print(

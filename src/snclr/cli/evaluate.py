@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from snclr.api.evaluate import finetune, knn, linear
 from snclr.cli.flags import Command
+from snclr.cli.output import print_table
 from snclr.errors import count
-from snclr.evaluation.results import AccuracyResult
+from snclr.evaluation.results import AccuracyResult, Baseline, KnnResult
 
 _KNN_EXAMPLES = """Examples:
   snclr knn runs/photos --data labeled-photos/
@@ -40,12 +43,46 @@ epochs. Repeat the command to continue a stopped training.
 """
 
 
+_TITLES = {
+    "knn": "kNN", "linear-cached": "linear", "linear-paper": "linear (paper protocol)", "finetune": "fine-tuned",
+    "finetune-scratch": "trained from scratch",
+}  # fmt: skip
+
+
 def show_accuracy(result: AccuracyResult) -> None:
-    """Print the accuracies and the protocol."""
-    top5 = "" if result.top5 is None else f", top-5 {result.top5:.2%}"
-    print(f"{result.kind}: top-1 {result.top1:.2%}{top5}\n  {result.protocol}")
+    """Print the accuracies of the run and the baselines, with what is needed to judge them."""
+    k = f", k = {result.k}" if isinstance(result, KnnResult) else ""
+    print(f"{_TITLES[result.kind]} top-1 ± s.e.{k}, {count(result.n, 'test image')}; {describe_chance(result)}")
+    rows = {"this run": own_row(result), **result.baselines}.items()
+    print_table(
+        [""] * 4,
+        [
+            (f"  {name}", accuracy(row), "" if row.top5 is None else f"top-5 {row.top5:.1%}", row.note or "")
+            for name, row in rows
+        ],
+    )
+    if result.kind == "finetune":
+        print("  For the accuracy without pre-training, add --from-scratch.")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):
         print(f"  left out: {count(skipped, 'image')} that could not be read")
+    for warning in result.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def own_row(result: AccuracyResult) -> Baseline:
+    """Return the accuracy of the run itself as a row beside the baselines."""
+    return Baseline(result.top1, result.top5, result.standard_error)
+
+
+def accuracy(score: Baseline) -> str:
+    """Format top-1 accuracy and standard error."""
+    return f"{score.top1:.1%} ± {score.standard_error:.1%}"
+
+
+def describe_chance(result: AccuracyResult) -> str:
+    """Return the chance level and what it is: 1/classes for classes of equal size, else the share of the largest."""
+    is_balanced = abs(result.chance * result.classes - 1) < 1e-9
+    return f"chance {result.chance:.1%} ({f'1/{result.classes}' if is_balanced else 'largest class'})"
 
 
 COMMANDS = {

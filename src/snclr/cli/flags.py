@@ -7,9 +7,9 @@ function with `**settings` also gets one flag for each of `Command.settings`. cy
 from __future__ import annotations
 
 import inspect
-import shlex
+import re
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import docstring_parser
 from cyclopts import App, Group, Parameter
+
+from snclr.errors import american, known_spelling, snclr_command
 
 if TYPE_CHECKING:
     from snclr.runtime.settings import Setting
@@ -89,7 +91,7 @@ class Command:
         """Return the text printed after a stop: what is saved, and the command that continues."""
         given = arguments.arguments
         saved = self.saved if given.get("cache", True) else "features were not cached (--no-cache)"
-        command_line = shlex.join(["snclr", *(argv if self.resume is None else self.resume(given))])
+        command_line = snclr_command(*(argv if self.resume is None else self.resume(given)))
         return f"{saved}. Continue with:\n  {command_line}"
 
 
@@ -103,6 +105,64 @@ def add_command(app: App, name: str, command: Command, summary: str, position: i
     target.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     target.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(target, name=name, help=summary, help_epilogue=_reflow(command.examples), sort_key=position)
+
+
+def normalize_spelling(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with the command, the flags and the method in their known spelling; other values stay.
+
+    >>> normalize_spelling(["neighbours", "neighbours", "--neighbours=3", "--method", "MoCo-v3"])
+    ['neighbors', 'neighbours', '--neighbors=3', '--method', 'mocov3']
+    """
+    from snclr.methods.config import METHODS
+
+    result: list[str] = []
+    for token in argv:
+        flag, equals, value = token.partition("=")
+        if not result or flag.startswith("--"):
+            flag = american(flag)
+        if flag == "--method" and equals:
+            value = known_spelling(value, METHODS)
+        elif result and result[-1] == "--method":
+            flag = known_spelling(flag, METHODS)
+        elif result and result[-1] == "--table":
+            flag = american(flag)
+        result.append(flag + equals + value)
+    return result
+
+
+def with_flags(message: str, names: Iterable[str]) -> str:
+    """Write the parameters in an error message as flags.
+
+    A name counts as a parameter if it has an underscore, is followed by "=", or starts the message as its subject.
+
+    >>> with_flags("image_size must be below epochs=5, not compile=False", ["image_size", "epochs", "compile"])
+    '--image-size must be below --epochs 5, not --no-compile'
+    """
+    for name in names:
+        flag, off = f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"
+        word = rf"(?<![\w./:?&'-])(?<!e\.g\. ){name}(?![\w/-]|\.\w)"  # not in a path, URL or example
+        message = re.sub(rf"{word}=False\b", off, message)
+        message = re.sub(rf"{word}=True\b", flag, message)
+        message = re.sub(rf"{word}=", f"{flag} ", message)
+        message = re.sub(word if "_" in name else rf"^{word}(?= (must|is) )", flag, message)
+    return message
+
+
+def parameter_names(command: Command) -> list[str]:
+    """Return the names of the parameters that are flags."""
+    return [parameter.name for parameter in _parameters(command) if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def usage(app: App, name: str | None) -> str:
+    """Return the usage line of a command, and the command that prints its help."""
+    from rich.console import Console
+
+    console = Console(width=10_000, color_system=None)
+    with console.capture() as capture:
+        app.help_print([name] if name else [], console=console)
+    line = next(line for line in capture.get().splitlines() if line.startswith("Usage:"))
+    shown = "the options" if name else "the commands"
+    return f"{line.strip()}\n`{snclr_command(*([name] if name else []), '--help')}` lists {shown}."
 
 
 def _reflow(text: str) -> str:

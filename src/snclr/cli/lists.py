@@ -41,11 +41,12 @@ def methods(method: str | None = None) -> dict[str, Any]:
     Args:
         method: show the settings that this method uses, with their defaults
     """
-    from snclr.errors import UserError, did_you_mean
+    from snclr.errors import UserError, did_you_mean, known_spelling
     from snclr.methods import METHODS
 
     if method is None:
         return {name: config.paper() for name, config in METHODS.items()}
+    method = known_spelling(method, METHODS)
     if method not in METHODS:
         raise UserError(f"unknown method {method!r}{did_you_mean(method, METHODS)}; choose one of {', '.join(METHODS)}")
     return {"paper": METHODS[method].paper(), **asdict(METHODS[method]())}

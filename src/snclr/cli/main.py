@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import inspect
+
     from cyclopts import App
 
     from snclr.cli.flags import Command
@@ -56,13 +56,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. The exit code is 0, 2 for bad input, 130 or 143 after a stop."""
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is imported
-    from cyclopts import CycloptsError
+    try:
+        from snclr.runtime.stop import command_signals
 
+        with command_signals():
+            return _main(argv)
+    except KeyboardInterrupt:
+        from snclr.runtime.stop import rank_exit_code
+
+        print("interrupted", file=sys.stderr)
+        return rank_exit_code(130)
+
+
+def _main(argv: Sequence[str]) -> int:
+    import re
+
+    from cyclopts import CycloptsError, UnusedCliTokensError
+
+    from snclr.cli.flags import normalize_spelling, usage
+
+    argv = normalize_spelling(argv)
     name = command_name(argv)
     try:
         arguments = parse(argv)
     except CycloptsError as error:
-        print(f"snclr{f' {name}' if name else ''}: {error}", file=sys.stderr)
+        stray = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
+        reason = f"unexpected argument {' '.join(stray)}" if stray else str(error).removeprefix(f'Command "{name}" ')
+        reason = re.sub(r"\|Literal\[([^]]*)\]", r" or \1", reason)
+        print(f"snclr{f' {name}' if name else ''}: {reason}", file=sys.stderr)
+        print(usage(build_app(argv), name), file=sys.stderr)
         return 2
     return 0 if arguments is None else _run(load_command(str(name)), str(name), arguments, argv)
 
@@ -109,20 +131,24 @@ def load_command(name: str) -> Command:
 
 def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: Sequence[str]) -> int:
     """Call the command and print its result or error on rank 0."""
+    import json
+
+    from snclr.cli.flags import parameter_names, with_flags
     from snclr.errors import OtherRankError, UserError
-    from snclr.runtime.stop import StopRequested, rank_exit_code, sigusr1_as_sigterm
+    from snclr.runtime.progress import StatusLine
+    from snclr.runtime.stop import StopRequested, rank_exit_code
 
     as_json = bool(arguments.arguments.get("json"))
     if command.intro and not as_json:
         print(command.intro, file=sys.stderr)
     try:
-        with sigusr1_as_sigterm():
+        with StatusLine(f"snclr {name}", quiet=as_json):
             result = command.call(arguments)
-            if _is_rank_0() and as_json:
-                print(json.dumps(command.to_json(result), ensure_ascii=False))
-            elif _is_rank_0():
-                command.show(result)
-            return rank_exit_code(command.exit_code(result))
+        if _is_rank_0() and as_json:
+            print(json.dumps(command.to_json(result), ensure_ascii=False))
+        elif _is_rank_0():
+            command.show(result)
+        return rank_exit_code(command.exit_code(result))
     except StopRequested as stop:
         if _is_rank_0():
             _print_stop(stop, command.continue_with(arguments, argv), as_json)
@@ -130,11 +156,8 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
     except OtherRankError:  # the rank that failed prints the reason
         return 2
     except UserError as error:
-        print(f"snclr {name}: {error}", file=sys.stderr)
+        print(f"snclr {name}: {with_flags(str(error), parameter_names(command))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return rank_exit_code(130)
     except BrokenPipeError:  # e.g. `snclr encoders | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -143,6 +166,8 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
 def _print_stop(stop: StopRequested, continue_with: str, as_json: bool) -> None:
     """Print what stopped the command and how to continue."""
     if as_json:
+        import json
+
         steps = {"step": stop.step, "total_steps": stop.total_steps}
         print(json.dumps({"complete": False, "stopped_by": stop.signal.name, "exit_code": stop.exit_code, **steps}))
     progress = "" if stop.step is None else f" after step {stop.step} of {stop.total_steps}"

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from snclr.api.pack import pack, verify_shards
 from snclr.cli.flags import Command
-from snclr.errors import UserError, count
+from snclr.errors import UserError, count, snclr_command
 
 if TYPE_CHECKING:
     from snclr.data.shards.pack import PackResult, VerifyResult
@@ -55,7 +55,7 @@ def show_pack(result: PackResult | VerifyResult) -> None:
         print(f"skipped {count(len(result.skipped), 'file')} that cannot be read as images:")
         for file in result.skipped[:5]:
             print(f"  {file.key}: {file.reason}")
-    print(f"train on them:  snclr pretrain --data {result.shards} --out RUN")
+    print(f"train on them:  {snclr_command('pretrain', '--data', result.shards, '--out', 'RUN')}")
 
 
 _VERIFY = Parameter(metavar="PATH", help="verify the hashes of packed shards; nothing is packed")

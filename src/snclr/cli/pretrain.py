@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from snclr.api.pretrain import RunPlan, plan, pretrain
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table, size
+from snclr.errors import count, snclr_command
 
 if TYPE_CHECKING:
     from snclr.train.pretrain import PretrainResult
@@ -28,9 +29,11 @@ _PLAN_EXAMPLES = """Examples:
   snclr plan --data my-photos/
   snclr plan --data my-photos/ --encoder resnet50 --image-size 224 --batch-size 256
   snclr plan --recipe cifar --data cifar10 --json
+  snclr plan --data my-photos/ --probe-minutes 2
 
 Builds the encoder, heads and queue of the run, fills the queue and trains a few steps on your images. Nothing is
-written. With --devices or --nodes, one rank is measured with its part of the batch.
+written. With --devices or --nodes, one rank is measured with its part of the batch. With
+--probe-minutes, the run is also trained for that time from its start, and its neighbors are measured.
 """
 
 
@@ -42,7 +45,8 @@ def show_pretrain(result: PretrainResult) -> None:
     if result.skipped:
         print(f"unreadable images: {result.skipped}, listed in {result.out}/skipped.jsonl")
     print(f"\nLoad it without snclr:\n\n{loading_snippet(load_encoder(result.out)[1], result.out)}\n")
-    print(f"Next: snclr neighbors {result.out}   and, with labeled images, snclr knn {result.out} --data LABELED")
+    print(f"Next: {snclr_command('neighbors', result.out)}")
+    print(f"      {snclr_command('knn', result.out, '--data', 'LABELED')}   # with labeled images")
 
 
 def show_plan(plan: RunPlan) -> None:
@@ -57,15 +61,16 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
 
     yield (
         "images",
-        f"{plan.images:,} in batches of {plan.batch_size:,}: {plan.steps_per_epoch:,} steps per epoch,"
-        f" {plan.steps:,} in {plan.epochs} epochs",
+        f"{plan.images:,} in batches of {plan.batch_size:,}: {count(plan.steps_per_epoch, 'step')} per epoch,"
+        f" {plan.steps:,} in {count(plan.epochs, 'epoch')}",
     )
     waiting = max(0.0, 1 - plan.compute_seconds_per_step / plan.seconds_per_step)
-    share = f" (rank 0 of {plan.processes}, {plan.batch_size // plan.processes} images)" if plan.processes > 1 else ""
+    images = count(plan.batch_size // plan.processes, "image")
+    share = f" (rank 0 of {plan.processes}, {images})" if plan.processes > 1 else ""
     yield (
         "step",
         f"{plan.seconds_per_step:.3g} s{share}, {waiting:.0%} of it waiting for data"
-        f" (measured over {plan.tried_steps} steps with a full queue)",
+        f" (measured over {count(plan.tried_steps, 'step')} with a full queue)",
     )
     yield "run", f"{duration(plan.total_seconds)} at {plan.images_per_second:,.0f} images/s (calculated)"
     counted = "tensors on the GPU" if plan.memory == "cuda" else "the training process, without data workers"
@@ -74,22 +79,32 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     if (queue := plan.queue) is not None:
         yield (
             "queue",
-            f"{queue.length:,} features, {size(queue.mb)}; a feature stays for {queue.epochs_of_life:.2g} epochs,"
-            f" {queue.share_of_images:.0%} of the images are in the queue",
+            f"{count(queue.length, 'feature')}, {size(queue.mb)}; a feature stays for {queue.epochs_of_life:.2g}"
+            f" epochs, {queue.share_of_images:.0%} of the images are in the queue",
         )
         if queue.same_class is not None:
-            yield "", f"about {queue.same_class:,.0f} of the features share an image's class (by the labels)"
+            yield "", f"about {queue.same_class:,.0f} of these images share a given image's class (by the labels)"
+    if (probe := plan.probe) is not None:
+        shares = {
+            "agree between two views": probe.agreement,
+            "have the image's class": probe.purity,
+            "are pulled": probe.pulled_share,
+        }
+        parts = [f"{share:.0%} {what}" for what, share in shares.items() if share is not None]
+        yield "neighbors", f"{', '.join(parts) or 'none found'} (after {probe.steps:,} steps, {probe.minutes:g} min)"
     if plan.processes > 1:
         yield "note", "communication between ranks is not included; see docs/reference/scaling.md"
 
 
 def _warnings(plan: RunPlan) -> Iterator[str]:
+    if plan.probe is not None:
+        yield plan.probe.advice
     if plan.queue is None:
         return
-    if plan.queue.epochs_of_life > 2:
+    if plan.queue.length > plan.images:
         yield (
-            f"The queue holds every image {plan.queue.epochs_of_life:.1f} times, mostly with outdated features."
-            f" --queue-length {plan.images} or less is enough."
+            f"The queue is longer than the number of images: it holds up to {plan.queue.length / plan.images:.1f}"
+            f" features of each, mostly outdated. --queue-length {plan.images} or less is enough."
         )
     wanted, available = plan.queue.neighbors, plan.queue.same_class
     if wanted is not None and available is not None and available < wanted:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """Examples:
   snclr report runs/photos                                # writes runs/photos/report.html
   snclr report runs/photos --out photos.html --rows 12 --images 500
+  snclr report runs/photos runs/other                     # both runs in one page: runs/photos/report-runs.html
+  snclr report runs/photos --class-names names.txt        # one class name per line, in the order of the classes
   snclr report runs/photos --no-embeddings                # encodes no images: curves, results and settings
 
 One HTML file: training curves, images with their neighbors, a map of the images, evaluations with their protocols, bad
@@ -82,7 +84,11 @@ def show_curate(result: CurateResult) -> None:
 
 COMMANDS = {
     "report": Command(
-        function=report, show=show_report, examples=_EXAMPLES, flags={"k": Parameter(alias="--neighbors")}
+        function=report,
+        show=show_report,
+        examples=_EXAMPLES,
+        types={"runs": list[str]},
+        flags={"k": Parameter(alias="--neighbors"), "runs": Parameter(name="MORE-RUNS")},
     ),
     "explore": Command(function=explore, show=show_explore, examples=_EXPLORE_EXAMPLES, without=("on_ready",)),
     "curate": Command(function=curate, show=show_curate, examples=_CURATE_EXAMPLES),

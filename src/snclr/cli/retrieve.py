@@ -72,6 +72,7 @@ def show_embed(result: EmbedResult) -> None:
     images, names = count(result.images, "image"), f", keys in {result.keys_file}" if result.keys_file else ""
     length = "of length 1" if result.metadata["normalize"] else "not normalized"
     print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
+    print(f"  images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)")
     if skipped := result.metadata["skipped"]:
         first = f"{skipped[0]['key']}: {skipped[0]['reason']}"
         print(f"{count(len(skipped), 'image')} could not be read; the file's metadata has the list, e.g. {first}")
@@ -101,6 +102,7 @@ def show_neighbors(result: NeighborsResult) -> None:
     if shares := [share for share in result.neighbor_purity if share is not None]:
         by_rank = ", ".join(f"{share:.1%}" for share in shares)
         print(f"neighbor purity by rank, over {count(result.queries, 'image')}: {by_rank}")
+        print(f"  {result.purity_description}")
     print(f"  {result.protocol}")
     _show_skipped(result.skipped)
 

@@ -18,10 +18,11 @@ from torch.utils.data import Dataset
 
 from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
+from snclr.data.image_cache import ImageCache
 from snclr.data.remote.retry import until_stopped
 from snclr.data.sampler import Ids, batch_ids, steps_per_epoch
 from snclr.data.transforms.rng import REPLACEMENT, uniforms
-from snclr.data.transforms.views import ViewSettings, color_views, crop_view, crop_views
+from snclr.data.transforms.views import ViewSettings, color_views, crop_images, crop_views
 from snclr.data.workers import in_processes, in_thread
 from snclr.errors import UserError
 from snclr.runtime.device import threads_for
@@ -30,6 +31,8 @@ from snclr.runtime.stop import StopRequested
 # JPEGs are decoded at no less than this many times the view size, so that even an 8 % crop is not upscaled.
 _DRAFT_SIDES = 4
 _REPLACEMENT_TRIES = 100
+# Images are cropped together until they have this many bytes.
+_TOGETHER = 8 * 10**6
 # With fewer bad images, the share of a large dataset cannot be estimated.
 _FEW_BAD = 10
 
@@ -75,7 +78,7 @@ class ViewLoader:
 
     `views` has one ViewSettings per view. A bad image is replaced by one drawn from (seed, epoch, its id) and listed in
     `skipped`; more than `max_bad_share` of them is an error. With `workers`, images in memory are prepared by a thread,
-    files by that many processes.
+    files by that many processes. A dataset of files of at most `cache_bytes` when decoded is decoded once.
 
     >>> from snclr.data.datasets import base
     >>> from snclr.data.transforms import views
@@ -100,6 +103,7 @@ class ViewLoader:
         device: torch.device | str = "cpu",
         channels_last: bool = True,
         max_bad_share: float = 0.1,
+        cache_bytes: int = 0,
     ) -> None:
         if image_size < 1 or workers < 0 or not 0 <= max_bad_share <= 1:
             raise UserError(
@@ -113,7 +117,9 @@ class ViewLoader:
             )
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch(len(dataset), batch_size)
-        self._stage1 = CropSteps(dataset, views, image_size, batch_size, seed, rank, world_size)
+        cached = cache_bytes > 0 and not isinstance(dataset, ArrayDataset)
+        cache = ImageCache(len(dataset), cache_bytes) if cached else None
+        self._stage1 = CropSteps(dataset, views, image_size, batch_size, seed, rank, world_size, cache)
         self._workers = workers
         self._device = torch.device(device)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -228,6 +234,7 @@ class CropSteps(Dataset[Crops]):
     seed: int
     rank: int
     world_size: int
+    cache: ImageCache | None = None
 
     def __getitem__(self, step: int) -> Crops:
         epoch, ids = self.global_batch(step)
@@ -254,14 +261,21 @@ class CropSteps(Dataset[Crops]):
         bad: dict[int, str] = {}
         used = np.empty_like(ids)
         crops = np.empty((len(self.views), len(ids), 3, size, size), dtype=np.uint8)
+        images: list[RGBImage] = []
+        held = 0
         for row, wanted in enumerate(ids.tolist()):
             found = self._load(epoch, wanted, bad)
             if found is None:  # an empty step is an error in the parent
                 return Crops(step, epoch, ids[:0].copy(), torch.from_numpy(crops[:, :0]), bad)
             used[row], image = found
-            for view, settings in enumerate(self.views):
-                crop = crop_view(image, settings, size, seed=self.seed, epoch=epoch, index=int(used[row]), view=view)
-                crops[view, row] = crop.transpose(2, 0, 1)
+            images.append(image)
+            held += image.nbytes
+            if held >= _TOGETHER or row + 1 == len(ids):
+                rows = slice(row + 1 - len(images), row + 1)
+                for view, settings in enumerate(self.views):
+                    part = crop_images(images, settings, size, seed=self.seed, epoch=epoch, ids=used[rows], view=view)
+                    crops[view, rows] = part.transpose(0, 3, 1, 2)
+                images, held = [], 0
         return Crops(step, epoch, used, torch.from_numpy(crops), bad)
 
     def _load(self, epoch: int, wanted: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
@@ -269,10 +283,19 @@ class CropSteps(Dataset[Crops]):
         for index in self._candidates(epoch, wanted):
             if index not in bad:
                 try:
-                    return index, self.dataset.load(index, min_side=_DRAFT_SIDES * self.image_size)
+                    return index, self._decoded(index)
                 except BadImage as error:
                     bad[index] = error.reason
         return None
+
+    def _decoded(self, index: int) -> RGBImage:
+        """Return an image from the cache, or load it and add it."""
+        image = None if self.cache is None else self.cache.get(index)
+        if image is None:
+            image = self.dataset.load(index, min_side=_DRAFT_SIDES * self.image_size)
+            if self.cache is not None:
+                self.cache.add(index, image)
+        return image
 
     def _candidates(self, epoch: int, wanted: int) -> Iterator[int]:
         yield wanted

@@ -54,8 +54,8 @@ def steps_per_epoch(length: int, batch_size: int) -> int:
         raise UserError(f"the batch size is {batch_size}; it must be at least 1")
     if length < batch_size:
         raise UserError(
-            f"the dataset has {count(length, 'image')}, fewer than one batch of {batch_size}; "
-            f"use a batch size of at most {length}, or more images"
+            f"the dataset has {count(length, 'image')}, fewer than one batch of {batch_size}."
+            f" Use a batch_size of at most {length}, or more images."
         )
     return length // batch_size
 

@@ -107,6 +107,11 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[I
     return take(whole, kept), take(whole, held), description
 
 
+def holds_out_test(data: str, test: str | None) -> bool:
+    """Return whether `open_splits` holds out test images because there are no separate ones."""
+    return test is None and not has_test_part(data)
+
+
 def has_test_part(data: str) -> bool:
     """Return whether a dataset has its own test split."""
     if names_huggingface(data):

@@ -38,9 +38,7 @@ def launch(
     `devices` is a number of ranks on this node, or auto (all GPUs). A collective fails after `timeout` seconds. A
     global `batch_size` must be divisible by the world size.
     """
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
+    Fabric, DDPStrategy = _import_fabric()
     accelerator = pick_device(accelerator)
     if accelerator == "cpu" and precision in ("16", "bf16"):
         raise UserError(
@@ -81,18 +79,35 @@ def launch(
     return fabric
 
 
+def _import_fabric() -> tuple[Any, Any]:
+    """Import Fabric without torchmetrics, which only its loss spike detection uses.
+
+    Fabric imports torchmetrics to read its version, and with it scipy, matplotlib and torchvision: over a second.
+    """
+    hidden = "torchmetrics" not in sys.modules and "lightning_fabric" not in sys.modules
+    if hidden:
+        sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # an import then fails as if it were missing
+    try:
+        from lightning_fabric import Fabric
+        from lightning_fabric.strategies.ddp import DDPStrategy
+    finally:
+        if hidden:
+            del sys.modules["torchmetrics"]
+    return Fabric, DDPStrategy
+
+
 def check_batch_size(batch_size: int, world_size: int) -> None:
     """Reject a global batch size that is not divisible by the world size.
 
     >>> check_batch_size(256, 3)
     Traceback (most recent call last):
         ...
-    snclr.errors.UserError: batch_size 256 is not divisible by 3 ranks; the nearest that is: 255
+    snclr.errors.UserError: batch_size=256 is not divisible by 3 ranks; the nearest that is: 255
     """
     if batch_size % world_size:
         nearest = max(round(batch_size / world_size), 1) * world_size
         raise UserError(
-            f"batch_size {batch_size} is not divisible by {world_size} ranks; the nearest that is: {nearest}"
+            f"batch_size={batch_size} is not divisible by {world_size} ranks; the nearest that is: {nearest}"
         )
 
 

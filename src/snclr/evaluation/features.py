@@ -100,7 +100,7 @@ def _concatenate(dataset: ImageDataset, blocks: dict[int, Block], labels: Labels
     skipped = sorted((skip for block in blocks.values() for skip in block.skipped), key=lambda skip: skip.index)
     if len(ids) == 0:
         raise UserError(
-            f"none of the {len(dataset)} images of {dataset.name} could be read; the first, {skipped[0].key}: "
+            f"no image of {dataset.name} could be read ({len(dataset)} tried); the first, {skipped[0].key}: "
             f"{skipped[0].reason}"
         )
     features = torch.empty(len(ids), max(block.features.shape[1] for block in blocks.values()))
@@ -120,13 +120,6 @@ def feature_width(encoder: nn.Module, image_size: int, device: torch.device | st
     black = torch.zeros(1, image_size, image_size, 3, dtype=torch.uint8)
     with frozen(encoder):
         return _forward(encoder.to(device), black, torch.device(device)).shape[1]
-
-
-def pixel_features(dataset: ImageDataset, image_size: int, *, workers: int = 0, quiet: bool = True) -> Features:
-    """Return the flattened normalized pixels (n, 3·S·S), a baseline for any encoder."""
-    return extract_features(
-        nn.Flatten(), dataset, image_size=image_size, workers=workers, description="pixels", quiet=quiet
-    )
 
 
 def encode_batches(

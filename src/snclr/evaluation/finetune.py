@@ -33,7 +33,8 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.results import FinetuneResult
-from snclr.evaluation.scoring import describe_sets, known_classes, labeled, top_shares, true_ranks
+from snclr.evaluation.retrieval.overlap import split_warnings
+from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_shares, true_ranks
 from snclr.evaluation.session import EvalTarget, Session, open_target
 from snclr.evaluation.state import EvalState, fit_task
 from snclr.evaluation.subsets import LabeledSubset, choose_subset
@@ -203,7 +204,7 @@ def evaluate_finetune(
     list_file = session.on_rank_zero(lambda: _write_list(session.run, subset, seed))
     with saved:
         weights = "new weights" if from_scratch else f"the weights of {session.run}"
-        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {settings.epochs} epochs"
+        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {count(settings.epochs, 'epoch')}"
         fit_task(
             task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
             quiet=session.quiet, opening=f"{opening}, on {session.device}",
@@ -212,6 +213,8 @@ def evaluate_finetune(
         record = session.record(
             "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
             _protocol(target, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
+            **accuracy_context(score.top1, score.truth), baselines={},
+            warnings=split_warnings(session, target, data, test, score.skipped),
             settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
             model_sha256=weights_digest(task.model.state_dict()),
             skipped=[asdict(skip) for skip in (*task.loader.skipped, *score.skipped)],
@@ -234,7 +237,8 @@ class ClassifierScore(NamedTuple):
 
     top1: float
     top5: float | None
-    images: int
+    truth: Tensor
+    """(n,) the class of each labeled test image."""
     unlabeled: int
     skipped: list[Skip]
 
@@ -247,7 +251,7 @@ def evaluate_classifier(model: Classifier, classes: Tensor, session: Session, ta
     )  # fmt: skip
     logits, truth, unlabeled = labeled(tested.features, tested.labels, "test")
     ranks = true_ranks(logits, torch.searchsorted(classes, truth))
-    return ClassifierScore(*top_shares(ranks, len(classes)), len(truth), unlabeled, tested.skipped)
+    return ClassifierScore(*top_shares(ranks, len(classes)), truth, unlabeled, tested.skipped)
 
 
 def _write_list(run: Path, subset: LabeledSubset, seed: int) -> Path:
@@ -269,12 +273,13 @@ def _protocol(
     start = "from scratch (new weights)" if from_scratch else "from the pre-trained encoder"
     unreadable = len(task.loader.skipped) + len(score.skipped)
     sets = describe_sets(
-        len(subset.index), score.images, len(task.classes), left_out=score.unlabeled, data=target.description
+        len(subset.index), len(score.truth), len(task.classes), left_out=score.unlabeled, data=target.description
     )
     return (
         f"fine-tuning {start}: whole network and a linear head on {subset.description}, list sha256 "
         f"{subset.sha256[:16]}…, random resized crop and flip at {target.spec.image_size} px, SGD (Nesterov momentum "
-        f"{s.momentum:g}, weight decay {s.weight_decay:g}), {s.epochs} epochs of {task.steps_per_epoch} steps, batch "
+        f"{s.momentum:g}, weight decay {s.weight_decay:g}), {count(s.epochs, 'epoch')} of "
+        f"{count(task.steps_per_epoch, 'step')}, batch "
         f"{s.batch_size}, learning rate {s.lr:g} for the encoder ({base_lr['encoder']:g} × batch/256) and "
         f"{s.head_lr:g} for the head ({base_lr['head']:g} × batch/256), cosine to 0, seed {s.seed}; "
         f"tested on center crops after the last epoch; {sets}"

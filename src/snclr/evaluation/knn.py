@@ -11,7 +11,10 @@ from torch import Tensor
 
 from snclr.distributed.collectives import all_gather_rows, rank_and_size
 from snclr.errors import UserError, count
+from snclr.evaluation.baselines import measure_baselines, wants_baselines
+from snclr.evaluation.features import Features
 from snclr.evaluation.results import KnnResult
+from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import (
     Score,
     check_classes,
@@ -33,25 +36,50 @@ _VOTE_ROWS = 256
 
 
 def evaluate_knn(
-    session: Session, *, data: str | None, test: str | None, k: int, temperature: float, seed: int
-) -> KnnResult:
-    """Evaluate a run by kNN and record the result."""
+    session: Session, *, data: str | None, test: str | None, k: int, temperature: float, seed: int,
+    baselines: bool | None = None,
+) -> KnnResult:  # fmt: skip
+    """Evaluate a run by kNN, compare it with baselines and record the result."""
     _check_settings(k, temperature)
     target = open_target(session, data, test, seed=seed)
     train, queries = target.features(session)
-    with session.state("knn", {**target.identity, "k": k, "temperature": temperature}) as state:
-        score = knn(
+    settings = {"k": k, "temperature": temperature}
+
+    def classify(train: Features, queries: Features, state: EvalState) -> Score:
+        return knn(
             train.features, train.labels, queries.features, queries.labels, k=k, temperature=temperature,
             device=session.device, data=target.description, state=state, stop=session.stop, quiet=session.quiet,
         )  # fmt: skip
-        skipped = len(train.skipped) + len(queries.skipped)
-        record = session.record("knn", score.numbers, score.protocol, skipped=skipped)
+
+    with session.state("knn", {**target.identity, **settings}) as state:
+        score = classify(train, queries, state)
+        wanted, warnings = wants_baselines(target, baselines)
+        used_k, k_warnings = _check_k(k, train.labels, target.train.classes)
+        record = session.record(
+            "knn", score.numbers, score.protocol, **score.context, k=used_k,
+            baselines=measure_baselines(session, target, "knn", settings, classify) if wanted else {},
+            warnings=[*k_warnings, *split_warnings(session, target, data, test, queries.skipped), *warnings],
+            skipped=len(train.skipped) + len(queries.skipped),
+        )  # fmt: skip
     return KnnResult.from_record(record)
 
 
 def _check_settings(k: int, temperature: float) -> None:
     if k < 1 or not temperature > 0:
         raise UserError(f"k is {k} and the temperature {temperature}; k must be at least 1, the temperature above 0")
+
+
+def _check_k(k: int, labels: Tensor | None, names: list[str] | None) -> tuple[int, list[str]]:
+    """Return the number of neighbors that vote, and a warning if the smallest class has fewer training images."""
+    assert labels is not None
+    classes, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    k = min(k, int(sizes.sum()))
+    smallest = int(sizes.argmin())
+    if k <= int(sizes[smallest]):
+        return k, []
+    name = names[int(classes[smallest])] if names else classes[smallest].item()
+    images = count(int(sizes[smallest]), "training image")
+    return k, [f"k = {k} exceeds the {images} of class {name}; give a smaller --k"]
 
 
 @torch.no_grad()
@@ -93,7 +121,7 @@ def knn(
     )
     if unknown := int((~known).sum()):
         protocol += f"; {count(unknown, 'test image')} of a class without training images counted as wrong"
-    return Score(*top_shares(ranks, len(classes)), protocol, predictions)
+    return Score(*top_shares(ranks, len(classes)), protocol, predictions, truth)
 
 
 def _vote_in_blocks(

@@ -17,12 +17,14 @@ from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.data.splits import hold_out
 from snclr.distributed.collectives import rank_and_size
-from snclr.errors import UserError
+from snclr.errors import UserError, count
+from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.feature_store import FeatureStore
-from snclr.evaluation.features import extract_features, feature_width, frozen
+from snclr.evaluation.features import Features, extract_features, feature_width, frozen
 from snclr.evaluation.images import Plan
 from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, StandardizedFeatures
 from snclr.evaluation.results import LinearResult
+from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import (
     Labeled,
     Score,
@@ -67,9 +69,9 @@ class LinearScore(Score):
 
 def evaluate_linear(
     session: Session, *, data: str | None, test: str | None, protocol: Literal["cached", "paper"], epochs: int | None,
-    batch_size: int | None, lr: float | None, seed: int,
+    batch_size: int | None, lr: float | None, seed: int, baselines: bool | None = None,
 ) -> LinearResult:  # fmt: skip
-    """Train and test a linear classifier on a run's encoder, and record the result.
+    """Train and test a linear classifier on a run's encoder, compare it with baselines and record the result.
 
     A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
     """
@@ -79,26 +81,37 @@ def evaluate_linear(
     kind, size = f"linear-{protocol}", target.spec.image_size
     given = {"epochs": epochs, "batch_size": batch_size}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {
+        "data": target.description, "device": session.device, "stop": session.stop, "seed": seed, "quiet": session.quiet
+    }  # fmt: skip
+    # A baseline of the paper's protocol would train as long as the run's classifier: cached features are enough.
+    cached: dict[str, Any] = {"learning_rates": LEARNING_RATES}
+    if protocol == "cached":
+        cached = {"learning_rates": LEARNING_RATES if lr is None else (lr,), **settings}
+
+    def classify(train: Features, test: Features, state: EvalState) -> LinearScore:
+        return linear_cached(train.features, train.labels, test.features, test.labels, state=state, **cached, **options)
+
     with session.state(kind, {**target.identity, **settings, "lr": lr, "seed": seed}) as state:
-        settings |= {
-            "data": target.description, "device": session.device, "state": state, "stop": session.stop, "seed": seed,
-            "quiet": session.quiet,
-        }  # fmt: skip
         if protocol == "cached":
             train_set, test_set = target.features(session)
-            score = linear_cached(
-                train_set.features, train_set.labels, test_set.features, test_set.labels,
-                learning_rates=LEARNING_RATES if lr is None else (lr,), **settings,
-            )  # fmt: skip
-            skipped = len(train_set.skipped) + len(test_set.skipped)
+            score = classify(train_set, test_set, state)
+            skipped = [*train_set.skipped, *test_set.skipped]
         else:
             score = linear_probe(
                 target.encoder, target.train, target.test, image_size=size, base_lr=lr, workers=session.workers,
-                store=session.store(target.encoder, target.test, size), **settings,
+                store=session.store(target.encoder, target.test, size), state=state, **settings, **options,
             )  # fmt: skip
-            skipped = len(score.skipped)
-        facts = {"learning_rate": score.learning_rate, "skipped": skipped}
-        record = session.record(kind, score.numbers, score.protocol, **facts)
+            skipped = score.skipped
+        wanted, warnings = wants_baselines(target, baselines)
+        note = None if protocol == "cached" else "cached features"
+        record = session.record(
+            kind, score.numbers, score.protocol, **score.context,
+            baselines=measure_baselines(session, target, "linear", {**cached, "seed": seed}, classify, note=note)
+            if wanted else {},
+            warnings=[*split_warnings(session, target, data, test, skipped), *warnings],
+            learning_rate=score.learning_rate, skipped=len(skipped),
+        )  # fmt: skip
     return LinearResult.from_record(record)
 
 
@@ -148,7 +161,8 @@ def linear_probe(
         + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
     )
     unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
-    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, lr, skipped=unreadable)
+    truth = queries.labels.cpu()
+    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, truth, lr, skipped=unreadable)
 
 
 def paper_lr(encoder: nn.Module) -> tuple[float, str]:
@@ -191,7 +205,7 @@ def linear_cached(
         plan = Plan(rows, batch=batch, chunk=batch, epochs=epochs, seed=seed)
         with heads.fitting_threads(batch):
             fit_task(
-                CachedTask(heads, plan, features), state, stage, description="linear classifier", stop=stop,
+                CachedTask(heads, plan, features), state, stage, description=f"linear classifier, {stage}", stop=stop,
                 device=features.device, quiet=quiet, log_every=plan.steps,
             )  # fmt: skip
         return heads
@@ -218,7 +232,8 @@ def linear_cached(
         f"no augmentation, {_sgd(epochs, min(batch_size, len(known.labels)))}, "
         f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}; {sets}"
     )
-    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, lr, trials=trials)
+    truth = queries.labels.cpu()
+    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, truth, lr, trials=trials)
 
 
 def _score_heads(heads: LinearHeads, rates: Sequence[float], features: StandardizedFeatures, rows: Ids) -> list[Trial]:
@@ -247,7 +262,9 @@ def _classify(head: LinearHeads, queries: Labeled, classes: Tensor) -> tuple[Ten
 
 
 def _sgd(epochs: int, batch: int) -> str:
-    return f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {epochs} epochs, batch {batch}, cosine to 0"
+    return (
+        f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {count(epochs, 'epoch')}, batch {batch}, cosine to 0"
+    )
 
 
 def _chosen(trials: list[Trial], lr: float) -> str:

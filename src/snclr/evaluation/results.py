@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
+from snclr.errors import count as count
 from snclr.io.jsonl import append_jsonl, read_jsonl
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Accuracy of other features on the same images, with the same classifier."""
+
+    top1: float
+    top5: float | None
+    standard_error: float
+    note: str | None = None
+    """How it differs from the run."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,17 @@ class AccuracyResult:
     top1: float
     top5: float | None
     """None with five classes or fewer."""
+    n: int
+    """Labeled test images."""
+    standard_error: float
+    """Binomial standard error of `top1`."""
+    classes: int
+    """Classes of the test images."""
+    chance: float
+    """Share of the largest class of the test images: the accuracy of always predicting it. At least 1/classes."""
+    baselines: dict[str, Baseline]
+    """Accuracies of the untrained encoder and of raw pixels; empty if they were not computed."""
+    warnings: list[str]
     protocol: str
     skipped: int | Sequence[dict[str, Any]]
     """Images that could not be read, or their number."""
@@ -34,7 +57,10 @@ class AccuracyResult:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Build the result from a record in results.jsonl."""
-        return cls(**record["numbers"], **{name: value for name, value in record.items() if name != "numbers"})
+        values = {**record, **record["numbers"]}
+        values["baselines"] = {name: Baseline(**baseline) for name, baseline in record["baselines"].items()}
+        del values["numbers"]
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record in results.jsonl."""
@@ -47,6 +73,8 @@ class AccuracyResult:
 class KnnResult(AccuracyResult):
     """Accuracy of a weighted k-nearest-neighbor classifier."""
 
+    k: int
+    """Neighbors that voted."""
     skipped: int
     """Images that could not be read."""
 

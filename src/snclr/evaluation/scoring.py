@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,11 +28,39 @@ class Score:
     protocol: str
     predictions: Tensor
     """(n,) the predicted class of each labeled test image, on the CPU."""
+    truth: Tensor
+    """(n,) its class."""
 
     @property
     def numbers(self) -> dict[str, Any]:
         """The accuracies by name, as recorded in results.jsonl."""
         return {"top1": self.top1, "top5": self.top5}
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What is needed to judge `top1`, as recorded in results.jsonl."""
+        return accuracy_context(self.top1, self.truth)
+
+
+def accuracy_context(top1: float, truth: Tensor) -> dict[str, Any]:
+    """Return number, standard error (binomial), classes and chance level for the labels (n,) of the test images.
+
+    >>> accuracy_context(0.5, torch.tensor([0, 0, 0, 1]))
+    {'n': 4, 'standard_error': 0.25, 'classes': 2, 'chance': 0.75}
+    """
+    _, sizes = torch.unique(truth, return_counts=True)
+    n = len(truth)
+    return {
+        "n": n,
+        "standard_error": standard_error(top1, n),
+        "classes": len(sizes),
+        "chance": int(sizes.max()) / n,
+    }
+
+
+def standard_error(share: float, n: int) -> float:
+    """Return the binomial standard error of a share of n images."""
+    return math.sqrt(share * (1 - share) / n)
 
 
 class Labeled(NamedTuple):

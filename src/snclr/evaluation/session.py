@@ -27,7 +27,7 @@ from snclr.distributed.collectives import (
     raise_on_all_ranks,
     rank_and_size,
 )
-from snclr.errors import OtherRankError, UserError
+from snclr.errors import OtherRankError, UserError, snclr_command
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, extract_features
 from snclr.evaluation.results import append_result
@@ -37,6 +37,7 @@ from snclr.io.atomic import explain_unwritable
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec
 from snclr.runtime.device import pick_device
+from snclr.runtime.progress import set_status
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.config import read_config
 
@@ -176,22 +177,25 @@ class EvalTarget:
             "test": self.test.fingerprint(),
         }
 
-    def features(self, session: Session) -> tuple[Features, Features]:
-        """Return the features of the training and the test images."""
-        parts = ((self.train, self.train_labels, "training"), (self.test, self.test_labels, "test"))
-        train, test = (
-            session.features(
-                self.encoder, dataset, image_size=self.spec.image_size, labels=labels, description=f"{part} features"
-            )
-            for dataset, labels, part in parts
-        )
-        return train, test
+    def features(
+        self, session: Session, encoder: nn.Module | None = None, *, image_size: int | None = None,
+        role: str = "encoder", prefix: str = "",
+    ) -> tuple[Features, Features]:  # fmt: skip
+        """Return the features of the training and the test images by the run's encoder or another network."""
+        encoder, size = encoder or self.encoder, image_size or self.spec.image_size
+
+        def part(dataset: ImageDataset, labels: Labels, name: str) -> Features:
+            title = f"{prefix}{name} features"
+            return session.features(encoder, dataset, image_size=size, role=role, labels=labels, description=title)
+
+        return part(self.train, self.train_labels, "training"), part(self.test, self.test_labels, "test")
 
 
 def open_target(session: Session, data: str | None, test: str | None, *, seed: int) -> EvalTarget:
     """Load the run's encoder and open the datasets (default: the run's own); checked to be equal on all ranks."""
 
     def opening() -> EvalTarget:
+        set_status(f"loading {session.run}")
         encoder, spec = run_encoder(session.run)
         train_part, test_part, description = open_splits(data or data_of(session.run), test, seed=seed)
         labels = match_labels(train_part, test_part)
@@ -210,7 +214,7 @@ def run_encoder(run: str | Path) -> tuple[nn.Module, EncoderSpec]:
     if not folder.encoder_weights.is_file():
         raise UserError(
             f"{run} has no {folder.encoder_weights.name}: its training is not complete. Continue it with "
-            f"snclr pretrain --resume --out {run}"
+            + snclr_command("pretrain", "--resume", "--out", run)
         )
     return load_encoder(folder.path)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.sampler import Ids, epoch_order
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.io.hashing import sha256_text
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -51,16 +51,18 @@ def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, s
     if match is None:
         index = read_list(Path(given), dataset)
         if unlabeled := [dataset.key(i) for i in index.tolist() if labels[i] < 0]:
-            raise UserError(f"{len(unlabeled)} images of {given} have no label, e.g. {', '.join(unlabeled[:3])}")
+            raise UserError(
+                f"{given} lists {count(len(unlabeled), 'image')} without a label, e.g. {', '.join(unlabeled[:3])}"
+            )
         tag = re.sub(r"[^\w.-]", "_", Path(given).stem)[:40]
         share = Fraction(len(index), max(1, len(known)))
-        description = f"the {len(index):,} images listed in {Path(given).name}"
+        description = f"{count(len(index), 'image')} listed in {Path(given).name}"
     else:
         tag, share = f"{match[1]}pct", Fraction(match[1]) / 100
         if not 0 < share <= 1:
             raise UserError(f"labels {given} is not a share of the images; give more than 0% and at most 100%")
         index = known[balanced_subset(labels[known], share, seed)]
-        description = f"{match[1]}% of the labels ({len(index):,} images, class-balanced, seed {seed})"
+        description = f"{match[1]}% of the labels ({count(len(index), 'image')}, class-balanced, seed {seed})"
     return LabeledSubset(index, [_line(dataset.key(i)) for i in index.tolist()], tag, description, share)
 
 

@@ -255,7 +255,8 @@ class OpenedRun:
     def view_settings(self) -> tuple[ViewSettings, ViewSettings]:
         """Return the augmentation settings of the two views; BYOL's for a folder with an encoder only."""
         if self.config is not None:
-            return view_groups(self.config)
+            first, second, *_ = view_groups(self.config)  # a plain view for the search may follow
+            return first, second
         return ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)
 
     @property
@@ -421,4 +422,4 @@ def file_path(dataset: ImageDataset, index: int) -> Path | None:
 
 def with_settings(settings: ViewSettings, changes: dict[str, float]) -> ViewSettings:
     """Return view settings with some values replaced."""
-    return replace(settings, **changes)
+    return replace(settings, **changes)  # type: ignore[arg-type]  # the fields in `changes` are numbers

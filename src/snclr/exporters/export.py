@@ -23,6 +23,7 @@ from snclr.exporters.to_onnx import ONNX
 from snclr.exporters.to_resnets import Detectron2, MMDet, Torchvision
 from snclr.io.atomic import discard, fsync_path, partial_path
 from snclr.models.encoders import EncoderSpec
+from snclr.runtime.progress import set_status
 
 FORMATS: dict[str, Format] = {
     "torchvision": Torchvision(),
@@ -68,9 +69,11 @@ def _export(name: str, encoder: nn.Module, spec: EncoderSpec, out: Path, extra: 
     partial.mkdir()
     try:
         try:
+            set_status(f"writing {name}")
             target.write(encoder, spec, partial, extra)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             raise UserError(f"{name}: could not write to {out} ({first_line(error)}). Nothing was written.") from error
+        set_status(f"comparing {name} with the encoder")
         difference = _compare(name, encoder, spec, partial)
         for path in partial.iterdir():
             fsync_path(path)

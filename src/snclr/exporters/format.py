@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,6 +39,8 @@ class Format(ABC):
     """Largest allowed difference of a feature, relative to max(1, largest feature)."""
     template: str
     """Code that loads it, with fields for `str.format`."""
+    takes: Literal["tensor", "array"] | None = "tensor"
+    """Input of the loaded encoder; None if the code that loads it also defines the preprocessing."""
 
     def refusal(self, spec: EncoderSpec) -> str | None:
         """Return why an encoder cannot be written in this format, or None."""
@@ -53,6 +55,11 @@ class Format(ABC):
         """Load it; the result maps images (N, 3, S, S) to features (N, D)."""
 
     def snippet(self, spec: EncoderSpec, folder: Path, **fields: Any) -> str:
-        """Return the code that loads it."""
+        """Return the code that loads it and prepares an image."""
         path = str(folder / self.file)
-        return self.template.format(spec=spec, path=path, local_dir=f"local-dir:{path}", **fields)
+        code = self.template.format(spec=spec, path=path, local_dir=f"local-dir:{path}", **fields)
+        if self.takes is None:
+            return code
+        from snclr.checkpoint.encoder_file import preprocessing_snippet
+
+        return f"{code}\n{preprocessing_snippet(spec, numpy=self.takes == 'array')}"

@@ -25,6 +25,7 @@ class ONNX(Format):
     """The ONNX format, compared in ONNX Runtime."""
 
     file = "encoder.onnx"
+    takes = "array"
     tolerance = 1e-4  # ONNX Runtime sums in another order
     template = """\
 import onnxruntime

@@ -78,6 +78,7 @@ encoder.eval()
 class MMDet(Torchvision):
     """A .pth checkpoint with torchvision's keys: with style="pytorch" mmdet's ResNet is torchvision's."""
 
+    takes = None
     template = """\
 # mmdet 3 config, after the _base_ of your detector
 model = dict(
@@ -111,6 +112,7 @@ class Detectron2(Torchvision):
     """A .pkl file of numpy arrays under detectron2's names, as in its model zoo."""
 
     file = "encoder.pkl"
+    takes = None
     template = """\
 from detectron2 import model_zoo
 from detectron2.config import get_cfg

@@ -20,9 +20,11 @@ class StepOutput(NamedTuple):
     loss: Tensor  # ()
     features: Tensor  # (N, D) normalized projections
     neighbor_ids: Tensor | None = None  # (N, K) image ids, -1 where missing
+    other_neighbor_ids: Tensor | None = None  # (N, K) of the search with the other view
     neighbor_ages: Tensor | None = None  # (N, K) in steps
     similarity: Tensor | None = None  # (N, K) cosine
     positiveness: Tensor | None = None  # (N, K) w
+    pulled: Tensor | None = None  # (N, K) 1 where the image is pulled toward the neighbor, else 0
 
 
 class Method(nn.Module):
@@ -43,20 +45,20 @@ class Method(nn.Module):
         self.predictor = self.build_predictor()
         if not isinstance(config, QueueConfig):
             self.queue = None
-        self._to_push: tuple[Tensor, Tensor] | None = None
+        self._to_push: tuple[Tensor, ...] | None = None  # the arguments of `NeighborQueue.push`
 
     def build_projector(self, num_features: int) -> nn.Module:
         """Return the projector, (N, num_features) → (N, dim)."""
         c = self.config
-        final_bn = getattr(c, "final_bn", False)
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, final_bn=final_bn)
+        final_bn, final_bias = getattr(c, "final_bn", False), getattr(c, "final_bias", True)
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, final_bn=final_bn, final_bias=final_bias)
 
     def build_predictor(self) -> nn.Module | None:
         """Return the predictor, (N, dim) → (N, dim), or None for a method without one."""
         c = self.config
         if "predictor_layers" not in c.setting_names():
             return None
-        return mlp(c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.final_bn)
+        return mlp(c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.final_bn, final_bias=c.final_bias)
 
     @property
     def encoders(self) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from snclr.errors import UserError
-from snclr.runtime.settings import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, check_fields
+from snclr.runtime.settings import Count, NonNegative, NonNegativeInt, Positive, Range, check_fields
 
 MethodName = Literal[
     "snclr", "simclr", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "barlowtwins", "dino", "supervised"
@@ -21,7 +21,8 @@ MethodName = Literal[
 MomentumSchedule = Literal["constant", "cosine"]
 LossForm = Literal["inside", "outside"]
 AtLeastTwo = Annotated[int, Range(ge=2)]
-Sides = Literal["both", "positives", "negatives", "neither"]
+Momentum = Annotated[float, Range(ge=0, le=1)] | Literal["auto"]
+Sides = Literal["both", "positives", "negatives", "other-negatives", "neither"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +74,10 @@ class FinalNormConfig(ProjectorConfig):
 class PredictorConfig(FinalNormConfig):
     """Projector and predictor."""
 
-    predictor_layers: Count = 2
-    """Linear layers of the predictor."""
+    predictor_layers: NonNegativeInt = 2
+    """Linear layers of the predictor; 0: no predictor."""
+    final_bias: bool = True
+    """Give the last linear layer of projector and predictor a bias; a final batch norm replaces it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,7 @@ class QueueConfig(MethodConfig):
     """A queue of earlier features."""
 
     queue_length: Count = 128_000
-    """Features in the queue (Q)."""
+    """Features in the queue (Q). If it is not given, at most the number of images."""
     queue_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of the features in the queue."""
 
@@ -91,8 +94,8 @@ class QueueConfig(MethodConfig):
 class MomentumConfig(MethodConfig):
     """A target network that follows the online network by EMA."""
 
-    momentum: Fraction = 0.99
-    """EMA momentum of the target network."""
+    momentum: Momentum = 0.99
+    """EMA momentum of the target network; auto: 1 − batch size / (0.32 × images), between 0.5 and 0.999."""
     momentum_schedule: MomentumSchedule = "constant"
     """Keep the momentum constant, or raise it to 1 along a cosine."""
 
@@ -120,14 +123,20 @@ class SoftNeighborConfig(MethodConfig):
     """Multiply the loss by 2τ."""
     neighbors: Count = 30
     """Soft neighbors K of each image."""
-    gamma: Positive | Literal["max"] = 1.0
-    """Divisor of the attention weights: a number, or max, the largest attention weight of each image (then w = 1)."""
+    gamma: Positive | Literal["max", "pull"] = 1.0
+    """Divisor of the attention weights: a number; max: the largest attention weight of each image (then w = 1); pull:
+    1, or less for a neighbor that the image would be pushed away from."""
     loss_form: LossForm = "inside"
     """Weights inside the logarithm (paper) or outside (released code)."""
     sides: Sides = "both"
-    """Where neighbors enter the loss: as positives, as negatives, both or neither."""
+    """Where neighbors enter the loss: as positives, as negatives, both or neither; other-negatives: as negatives, but
+    not the image's own neighbors."""
+    negatives: Literal["other-view", "both-views"] = "other-view"
+    """Negatives of a view: the other images' target projections of the other view, or of both views as in SimCLR."""
     weights: Literal["soft", "hard"] = "soft"
     """Soft: weight neighbors by positiveness. Hard: w = 1 for every neighbor."""
+    unique_neighbors: bool = False
+    """Find each image at most once among the neighbors of a query, by its newest entry in the queue."""
     attention: Literal["identity", "linear"] = "identity"
     """The projections f1 and f2 of Eq. 4. Linear ones are learned."""
     attention_temperature: Positive = 1.0
@@ -138,7 +147,9 @@ class SoftNeighborConfig(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attention == "linear" and not self.attention_gradient:
-            raise UserError("attention 'linear' learns nothing without attention_gradient; set attention_gradient=True")
+            raise UserError("attention='linear' learns nothing without a gradient. Set attention_gradient=True.")
+        if self.gamma == "pull" and self.loss_form == "outside":
+            raise UserError("gamma='pull' needs loss_form='inside'. Give a number, max, or loss_form='inside'.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +157,23 @@ class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, PredictorConf
     """Soft Neighbors are Positive Supporters in Contrastive Visual Representation Learning (ICLR 2023), Eq. 2."""
 
     implementation = "snclr.methods.snclr.method:SNCLR"
+    final_bias: bool = False
     preset: Literal["paper", "released"] = "paper"
     """SNCLR's open choices together: the paper's text, or what the authors' public code computes."""
     neighbor_free_epochs: NonNegativeInt = 0
     """Epochs at the start without neighbors (Eq. 1)."""
     push: Literal["one", "both"] = "one"
     """Push the target projections of one view or of both into the queue."""
+    search_view: Literal["augmented", "plain"] = "augmented"
+    """View whose features are searched and pushed: augmented, or plain: the center crop without color changes, in one
+    more pass of the target network."""
+    search_space: Literal["projection", "encoder"] = "projection"
+    """Features that the search compares: target projections (the paper), or encoder features of the target network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search_view == "plain" and self.push == "both":
+            raise UserError("push 'both' is for search_view 'augmented'; with search_view 'plain' set push=one")
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -183,7 +205,7 @@ class MoCoV2Config(MomentumConfig, QueueConfig, ProjectorConfig):
     dim: AtLeastTwo = 128
     temperature: Positive = 0.2
     queue_length: Count = 65_536
-    momentum: Fraction = 0.999
+    momentum: Momentum = 0.999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +225,8 @@ class BYOLConfig(MomentumConfig, PredictorConfig):
     """Bootstrap Your Own Latent (NeurIPS 2020), Eq. 2."""
 
     implementation = "snclr.methods.byol:BYOL"
-    momentum: Fraction = 0.996
+    final_bias: bool = False
+    momentum: Momentum = 0.996
     momentum_schedule: MomentumSchedule = "cosine"
 
 
@@ -262,7 +285,7 @@ class DINOConfig(MomentumConfig, PrototypeConfig, ProjectorConfig):
     projector_layers: Count = 3
     temperature: Positive = 0.1
     prototypes: AtLeastTwo = 65_536
-    momentum: Fraction = 0.996
+    momentum: Momentum = 0.996
     momentum_schedule: MomentumSchedule = "cosine"
     teacher_temperature: Positive = 0.07
     """Temperature of the teacher after its warm-up, which starts at 0.04."""

@@ -41,7 +41,7 @@ class NNCLR(Method):
     def build_predictor(self) -> nn.Module:
         """Return a predictor twice as wide as the projector, as in the paper (4096 and 2048)."""
         c = self.config
-        return mlp(c.dim, 2 * c.hidden, c.dim, layers=c.predictor_layers)
+        return mlp(c.dim, 2 * c.hidden, c.dim, layers=c.predictor_layers, final_bias=c.final_bias)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""

@@ -29,7 +29,7 @@ class SimSiam(Method):
     def build_predictor(self) -> nn.Module:
         """Return the bottleneck predictor."""
         c = self.config
-        return mlp(c.dim, max(1, c.dim // 4), c.dim, layers=c.predictor_layers)
+        return mlp(c.dim, max(1, c.dim // 4), c.dim, layers=c.predictor_layers, final_bias=c.final_bias)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""

@@ -166,6 +166,20 @@ def build_encoder(spec: EncoderSpec) -> nn.Module:
     return model
 
 
+@torch.no_grad()
+def zero_init_residual(encoder: nn.Module) -> None:
+    """Set the last batch norm of every residual block of a ResNet to zero, so that each block starts as the identity.
+
+    BYOL and MoCo v3 start so (Goyal et al., 2017), and timm's ResNets. Other encoders are not changed.
+    """
+    from torchvision.models.resnet import BasicBlock, Bottleneck
+
+    for block in encoder.modules():
+        if isinstance(block, (BasicBlock, Bottleneck)):
+            last: Any = block.bn3 if isinstance(block, Bottleneck) else block.bn2
+            last.weight.zero_()
+
+
 def list_encoders(filter: str | None = None) -> list[str]:
     """Return all encoder names, sorted; with `filter`, those that contain it or match it as a glob pattern.
 

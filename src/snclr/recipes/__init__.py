@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from snclr.errors import UserError, did_you_mean
+from snclr.errors import UserError, did_you_mean, known_spelling
 from snclr.recipes import cifar, cifar_cpu, demo, imagenet, photos
 
 
@@ -49,6 +49,7 @@ def get_recipe(name: str) -> Recipe:
     >>> get_recipe("resnet50-imagenet-100ep").settings["epochs"]
     100
     """
+    name = known_spelling(name, RECIPES)
     if name not in RECIPES:
         hint = did_you_mean(name, RECIPES)
         raise UserError(f"there is no recipe {name!r}{hint}; choose one of {', '.join(RECIPES)}")

@@ -15,7 +15,7 @@ SETTINGS = {
     "lr": 0.06,
     "weight_decay": 5e-4,
     "warmup_epochs": 10,
-    "momentum": 0.99,
+    "momentum": "auto",
     "neighbors": 30,
     "queue_length": 16_384,
     "hidden": 2048,

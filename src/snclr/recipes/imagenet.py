@@ -1,4 +1,6 @@
-"""ImageNet with the settings of the paper's appendix: ResNet-50, 100 to 800 epochs; ViT-S/16 and ViT-B/16, 100 to 300.
+"""ImageNet: ResNet-50, 100 to 800 epochs; ViT-S/16 and ViT-B/16, 100 to 300.
+
+The settings are those of the paper's appendix. It does not give m, the epochs without neighbors; here m = 0.
 
 Command   snclr pretrain --recipe resnet50-imagenet --data imagenet/train --out RUN   (under torchrun on every node)
 Cost      the paper trains on 32 A100 GPUs; not run by us
@@ -29,7 +31,7 @@ RESNET50 = {
     "stem": "standard",
     "optimizer": "lars",
     "lr": 0.3,
-    "weight_decay": 1e-6,  # the paper gives none for ResNet; BYOL's 1.5e-6 and MoCo v3's 1e-6 are close to each other
+    "weight_decay": 1e-6,  # the paper gives none for ResNet; this is the released code's and MoCo v3's
     "warmup_epochs": 10,
 }
 

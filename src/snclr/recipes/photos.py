@@ -14,7 +14,7 @@ SETTINGS = {
     "lr": 0.06,
     "weight_decay": 5e-4,
     "warmup_epochs": 5,
-    "momentum": 0.99,
+    "momentum": "auto",
     "neighbors": 10,
     "queue_length": 4096,
     "hidden": 1024,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,16 +25,19 @@ from snclr.errors import UserError
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
-from snclr.evaluation.retrieval.space import open_space
+from snclr.evaluation.retrieval.results import NeighborRow
+from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, open_space, weigh_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
-from snclr.io.jsonl import read_jsonl
+from snclr.io.jsonl import parse_record, read_jsonl
+from snclr.reports.classes import ClassTable, classify_again, rename_classes
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
 from snclr.reports.page import SIDE, Gallery, Missing, Page, render_within
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
+from snclr.runtime.progress import set_status
 from snclr.train.config import read_config
-from snclr.train.metrics import read_metrics
 from snclr.train.saved_run import load_trained_method
+from snclr.train.sessions import read_sessions
 
 LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}
 T = TypeVar("T")
@@ -49,6 +53,8 @@ class ReportOptions:
     embeddings: bool = True
     """False encodes no images."""
     seed: int = 0
+    class_names: Sequence[str] | None = None
+    """Names to show instead of the dataset's own, by class number."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -78,12 +84,10 @@ def write_report(
     session: Session, run: RunDir, path: Path, options: ReportOptions, data: str | None = None
 ) -> ReportResult:
     """Build the page and write it on rank 0; `data` replaces the run's own images."""
+    set_status("building the page")
     html, page = render_within(build_page(session, run, options, data))
     if session.is_rank_zero:
-        try:
-            write_atomic(path, html)
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
+        write_html(path, html)
     return ReportResult(
         str(path), len(html.encode()), page.included(), page.missing(),
         images=len(page.map.dots) if isinstance(page.map, EmbeddingMap) else 0, evaluations=len(page.results),
@@ -91,9 +95,17 @@ def write_report(
     )  # fmt: skip
 
 
-def report_path(run: RunDir, out: str | Path | None) -> Path:
-    """Return the path of the page, RUN/report.html by default; raise UserError if it cannot be written there."""
-    path = run.report if out is None else Path(out)
+def write_html(path: Path, html: str) -> None:
+    """Write a page, or raise UserError."""
+    try:
+        write_atomic(path, html)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
+
+
+def report_path(out: str | Path | None, default: Path) -> Path:
+    """Return the path of the page; raise UserError if it cannot be written there."""
+    path = default if out is None else Path(out)
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise UserError(f"--out {path} is not an HTML file; give a path that ends in .html")
     if not path.parent.is_dir():
@@ -103,16 +115,17 @@ def report_path(run: RunDir, out: str | Path | None) -> Path:
 
 def build_page(session: Session, run: RunDir, options: ReportOptions, data: str | None = None) -> Page:
     """Collect the content of the page; a part that is not available is replaced by the reason."""
-    records = _or_missing(lambda: read_metrics(run.path))
-    if records == []:
-        empty = run.metrics.exists()
-        records = Missing(f"{run.metrics.name} is empty" if empty else f"there is no {run.metrics.name}")
+    records, invalid_lines = read_valid_metrics(run)
     settings: Any = Missing(f"there is no {run.config.name}")
     if run.config.exists():
         settings = _or_missing(lambda: read_config(run.config))
     dataset = _or_missing(lambda: session.open(lambda: open_dataset(data or data_of(run.path))))
+    if not isinstance(dataset, Missing):
+        rename_classes(dataset, options.class_names)
+    results = read_results(run.path)
     gallery: Gallery | Missing
     embedding_map: EmbeddingMap | Missing
+    classes: ClassTable | Missing | None = Missing("images were not encoded (--no-embeddings)")
     if isinstance(dataset, Missing):
         gallery = embedding_map = dataset
     elif not options.embeddings:
@@ -121,12 +134,32 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         some = sample(dataset, options.images, options.seed)
         gallery = _or_missing(lambda: compute_gallery(session, run, some, options))
         embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
+    if options.embeddings:
+        classes = _or_missing(lambda: classify_again(session, results, options.class_names))
     return Page(
         run.path.resolve().name or str(run.path), __version__, complete=run.encoder_weights.is_file(),
-        settings=settings, records=records, results=read_results(run.path), skipped=read_jsonl(run.skipped),
+        settings=settings, records=records, invalid_lines=invalid_lines,
+        results=results, classes=classes, skipped=read_jsonl(run.skipped),
         gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
-        alerts=_alerts(run, records), written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        alerts=_alerts(run, records), sessions=read_sessions(run.path),
+        written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
+
+
+def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int]:
+    """Return the valid records of metrics.jsonl and the number of other lines.
+
+    A last line without a line break is not counted: a running training may be writing it.
+    """
+    if not run.metrics.is_file():
+        return Missing(f"there is no {run.metrics.name}"), 0
+    lines = run.metrics.read_bytes().split(b"\n")
+    parsed = [parse_record(line, {"step": int}) for line in lines]
+    records = [record for record in parsed if record is not None]
+    invalid = sum(record is None and bool(line.strip()) for line, record in zip(lines[:-1], parsed, strict=False))
+    if records:
+        return records, invalid
+    return Missing(f"{run.metrics.name} has no valid record" if invalid else f"{run.metrics.name} is empty"), invalid
 
 
 def sample(dataset: ImageDataset, count: int, seed: int) -> ImageDataset:
@@ -145,16 +178,54 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
         raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
     gallery = retrieval.Gallery.from_features(queries.y2, dataset)
     queries = queries.take(pick_queries(queries.y2, images, seed=options.seed))
-    ranked, _ = retrieval.neighbor_rows(queries, gallery, options.k, weigh=space.weigh)
+    nearest, weigh, weights = _weights_of_training(space, options.k)
+    ranked, _ = retrieval.neighbor_rows(queries, gallery, nearest, weigh=weigh)
+    ranked = [_keep_nearest(row, options.k) for row in ranked]
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
+    purity = retrieval.neighbor_purity(ranked)
+    measured = (
+        f" neighbor purity over all {len(ranked):,} images"
+        f" ({retrieval.describe_purity(gallery, retrieval.purity_chance(ranked, gallery))});"
+        if any(share is not None for share in purity)
+        else ""
+    )
     protocol = (
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
-        f"{gallery.description}, without the query itself; center crops; neighbor purity over all {len(ranked):,} "
-        f"images; seed {options.seed}."
+        f"{gallery.description}, without the query itself; center crops;{measured} seed {options.seed}."
     )
-    return Gallery(rows, uris, protocol, retrieval.neighbor_purity(ranked))
+    return Gallery(rows, uris, protocol, purity, weights)
+
+
+def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str | None]:
+    """Return how many neighbors share the weight, the function for w, and a caption; None if the loss has no w.
+
+    w is a softmax over the K neighbors of training, so that K neighbors are weighted even if fewer are shown.
+    """
+    if space.criterion is None or space.criterion.config.sides in ("negatives", "neither"):
+        return k, space.weigh, None
+    c = space.criterion.config
+    if c.weights == "hard":
+        caption = "w is 1 for every neighbor, as in training (--weights hard)."
+    else:
+        # The loss raises the weights of gamma "pull" further; `weigh_as_trained` gives those before that.
+        gamma = 1.0 if c.gamma == "pull" else c.gamma
+        largest = "each image's largest weight is 1" if gamma == "max" else f"divided by gamma = {gamma:g}"
+        if c.gamma == "pull":
+            largest += ", before the loss raises it (--gamma pull)"
+        caption = (
+            f"w is computed as in training: a softmax over the {c.neighbors} nearest neighbors with temperature "
+            f"{c.attention_temperature:g}, {largest}. Equal weights would be "
+            f"{1.0 if gamma == 'max' else 1 / c.neighbors / gamma:.3f}."
+        )
+    return max(k, c.neighbors), functools.partial(weigh_as_trained, space.criterion, gamma=c.gamma), caption
+
+
+def _keep_nearest(row: NeighborRow, k: int) -> NeighborRow:
+    """Keep the k neighbors with the highest cosine, ranked by w."""
+    kept = sorted(row.neighbors, key=lambda neighbor: -neighbor.cosine)[:k]
+    return replace(row, neighbors=sorted(kept, key=lambda neighbor: -neighbor.w))
 
 
 def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:
@@ -171,9 +242,10 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
     protocol = (
         f"L2-normalized encoder features of {len(ids):,} images of {dataset.name}, projected onto the first two "
         f"principal components. They explain {explained[0]:.1%} and {explained[1]:.1%} of the variance, so images that "
-        "are close on the map may be far apart in feature space. Labels are used for the colors only."
+        "are close on the map may be far apart in feature space."
     )
     labeled = classes is not None and any(label is not None for label in classes)
+    protocol += " Labels are used for the colors only." if labeled else ""
     return build_map(
         points, [dataset.key(index) for index in ids], classes if labeled else None,
         np.stack([blank if tile is None else tile for tile in tiles]), protocol,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from snclr.io.jsonl import is_finite_number
 from snclr.reports.text import format_number
 
 Array = npt.NDArray[np.float64]
+Series = tuple[list[int], Array, Array]
+"""Steps, epochs and values of a metric."""
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
@@ -21,6 +24,8 @@ MAX_POINTS = 400
 """Points per curve; more than there are pixels."""
 SMOOTHED_POINTS = 60
 """Points of the smoothed line. It is drawn if at least twice as many values were logged."""
+MAX_DOTS = 20
+"""Most values of a curve that are also drawn as dots, to show how few there are."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Metric:
     """Whether values are shown in percent, on an axis from 0."""
     noisy: bool = True
     """Whether to draw a smoothed line over the logged values."""
+    min_span: float | None = None
+    """Smallest extent of the y-axis, so that a change of 0.1 % looks small; None: a tenth of the largest value."""
+    largest: float | None = None
+    """Largest possible value, if there is one: the y-axis ends there."""
 
     def format(self, value: float) -> str:
         """Format a value: shares as percent."""
@@ -43,45 +52,76 @@ class Metric:
 METRICS = (
     Metric("loss", "Loss", "sum over both directions"),
     Metric("lr", "Learning rate", "of the logged step", noisy=False),
-    Metric("spread", "Spread", "1: features spread out; 0: collapsed"),
+    Metric("spread", "Spread", "1: features spread out; 0: collapsed", min_span=0.2),
     Metric("effective_rank", "Effective rank", "of the features of a batch"),
-    Metric("same_class", "Neighbor purity", "neighbors with the image's class (labels are not used in training)", True),
-    Metric("queue_knn", "Queue kNN", "kNN accuracy within the queue", True),
-    Metric("positiveness_entropy", "Positiveness entropy", "1: equal weights; 0: one neighbor has all the weight"),
+    Metric("same_class", "Neighbor purity", "neighbors with the image's class (labels are not used in training)", True,
+           min_span=0.1),
+    Metric("queue_knn", "Queue kNN", "kNN accuracy within the queue", True, min_span=0.1),
+    Metric("positiveness_entropy", "Positiveness entropy", "1: equal weights; 0: one neighbor has all the weight",
+           min_span=0.2, largest=1.0),
     Metric("neighbor_age", "Neighbor age", "steps since a neighbor entered the queue"),
-    Metric("neighbor_cosine", "Neighbor cosine", "mean cosine similarity of an image and its neighbors"),
+    Metric("neighbor_cosine", "Neighbor cosine", "mean cosine similarity of an image and its neighbors", min_span=0.2,
+           largest=1.0),
+    Metric("neighbor_agreement", "Neighbor agreement", "neighbors of one view that the other view also finds", True),
+    Metric("queue_agreement", "Queue agreement", "neighbors that two similar images have in common", True),
+    Metric("pulled_share", "Pulled share", "neighbors that the loss pulls an image toward", True),
     Metric("gradient_norm", "Gradient norm", "before clipping"),
-    Metric("queue_fill", "Queue fill", "filled share of the queue", True, noisy=False),
+    Metric("queue_fill", "Queue fill", "filled share of the queue", True, noisy=False, min_span=0.1),
     Metric("images_per_second", "Images per second", "over the last minute"),
-)
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """The curve of one run: SVG paths in viewBox units, and the points for the script."""
+
+    run: int
+    """Position of the run on the page."""
+    path: str
+    dots: str
+    """A path of dots, one per value; empty with many values."""
+    smoothed_path: str
+    window: int
+    """Values per point of the smoothed line."""
+    points: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: SVG paths in viewBox units, ticks (position, label), and the points for the script."""
+    """One chart: its lines, and ticks (position, label)."""
 
     metric: Metric
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
-    path: str
-    smoothed_path: str
-    window: int
-    """Values per point of the smoothed line."""
+    lines: list[Line]
     last: str
+    """The last value; empty with several runs."""
     caption: str
     aria_label: str
-    points: dict[str, Any] = field(repr=False)
 
 
-def build_charts(records: Sequence[dict[str, Any]]) -> list[Chart]:
-    """Build a chart for every metric with finite values; all charts share the epoch axis."""
-    logged = {metric: series for metric in METRICS if (series := read_series(records, metric)) is not None}
-    last_epoch = max((float(epochs[-1]) for _, epochs, _ in logged.values()), default=0.0)
+def build_charts(*runs: Sequence[dict[str, Any]]) -> list[Chart]:
+    """Build a chart with a line per run for every metric with a curve: two finite values or more in some run.
+
+    All charts share the epoch axis.
+    """
+    logged: dict[Metric, dict[int, Series]] = {}
+    for metric in METRICS:
+        series = {number: one for number, records in enumerate(runs) if (one := read_series(records, metric))}
+        if any(np.isfinite(values).sum() > 1 for _, _, values in series.values()):
+            logged[metric] = series
+    last_epoch = max((float(epochs[-1]) for by_run in logged.values() for _, epochs, _ in by_run.values()), default=0.0)
     x_range = (0.0, last_epoch) if last_epoch > 0 else (-0.5, 0.5)
-    return [_chart(metric, *series, x_range) for metric, series in logged.items()]
+    return [_chart(metric, by_run, x_range) for metric, by_run in logged.items()]
 
 
-def read_series(records: Sequence[dict[str, Any]], metric: Metric) -> tuple[list[int], Array, Array] | None:
+def last_values(records: Sequence[dict[str, Any]]) -> dict[str, tuple[Metric, str]]:
+    """Return every logged metric by name with its last finite value, as text."""
+    logged = ((metric, read_series(records, metric)) for metric in METRICS)
+    return {m.name: (m, m.format(s[2][np.isfinite(s[2])][-1])) for m, s in logged if s is not None}
+
+
+def read_series(records: Sequence[dict[str, Any]], metric: Metric) -> Series | None:
     """Return steps, epochs and values of a metric, NaN where a value is not finite; None if no value is finite."""
     steps, epochs, values = [], [], []
     for record in records:
@@ -127,22 +167,18 @@ def smooth(epochs: Array, values: Array) -> tuple[Array, Array, int]:
 
 def describe_lines(charts: Sequence[Chart]) -> str:
     """Explain the thin and bold lines of the charts."""
-    if sizes := sorted({chart.window for chart in charts if chart.smoothed_path}):
+    if sizes := sorted({line.window for chart in charts for line in chart.lines if line.smoothed_path}):
         window = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        return f"Thin: logged steps. Bold: mean over {window} logged steps. The number is the last logged value."
+        text = f"Thin: logged steps. Bold: mean over {window} logged steps."
+        return text + (" The number is the last logged value." if any(chart.last for chart in charts) else "")
     return "Every logged step, over epochs."
 
 
-def _chart(metric: Metric, steps: list[int], epochs: Array, values: Array, x_range: tuple[float, float]) -> Chart:
-    finite = values[np.isfinite(values)]
+def _chart(metric: Metric, by_run: dict[int, Series], x_range: tuple[float, float]) -> Chart:
+    every = np.concatenate([values for _, _, values in by_run.values()])
+    finite = every[np.isfinite(every)]
     low, high = float(finite.min()), float(finite.max())
-    from_zero = low >= 0 and (metric.share or metric.name == "lr")
-    padding = 0.06 * (high - (0.0 if from_zero else low)) or 0.1 * abs(low) or 1.0
-    y_range = (0.0 if from_zero else low - padding, high + padding)
-    kept = downsample(values)
-    smoothed = smooth(epochs, values) if metric.noisy else (np.empty(0), np.empty(0), 1)
-    first, last, lowest, highest = (metric.format(value) for value in (finite[0], finite[-1], low, high))
-    gaps = len(values) - len(finite)
+    y_range = _y_range(metric, low, high)
 
     def x_of(epochs: Any) -> Any:
         return np.interp(epochs, x_range, (LEFT, WIDTH - RIGHT))
@@ -153,18 +189,40 @@ def _chart(metric: Metric, steps: list[int], epochs: Array, values: Array, x_ran
     def label(value: float) -> str:
         return f"{value * 100:.4g} %" if metric.share else f"{value:.6g}"
 
-    points = {"epoch": epochs[kept], "value": values[kept], "x": x_of(epochs[kept]), "y": y_of(values[kept])}
+    def line(run: int, steps: list[int], epochs: Array, values: Array) -> Line:
+        kept = downsample(values)
+        smoothed = smooth(epochs, values) if metric.noisy else (np.empty(0), np.empty(0), 1)
+        points = {"epoch": epochs[kept], "value": values[kept], "x": x_of(epochs[kept]), "y": y_of(values[kept])}
+        return Line(
+            run, _path(points["x"], points["y"]), _dots(points["x"], points["y"]),
+            _path(x_of(smoothed[0]), y_of(smoothed[1])), smoothed[2],
+            {"step": [steps[i] for i in kept], "run": run}
+            | {name: [None if np.isnan(v) else float(f"{v:.6g}") for v in column] for name, column in points.items()},
+        )  # fmt: skip
+
+    first, last, lowest, highest = (metric.format(value) for value in (finite[0], finite[-1], low, high))
+    gaps, runs = len(every) - len(finite), len(by_run)
+    ends = f"first {first}, last {last}" if runs == 1 else f"{runs} runs"
     return Chart(
         metric, x_ticks=[(float(x_of(tick)), f"{tick:.6g}") for tick in _ticks(*x_range, 5)],
         y_ticks=[(float(y_of(tick)), label(tick)) for tick in _ticks(*y_range, 4)],
-        path=_path(points["x"], points["y"]), smoothed_path=_path(x_of(smoothed[0]), y_of(smoothed[1])),
-        window=smoothed[2], last=last,
+        lines=[line(run, *series) for run, series in by_run.items()], last=last if runs == 1 else "",
         caption=metric.description + (f"; values that were not finite (gaps): {gaps}" if gaps else ""),
-        aria_label=f"{metric.title} over {format_number(x_range[1])} epochs: first {first}, last {last}, "
-        f"lowest {lowest}, highest {highest}",
-        points={"step": [steps[i] for i in kept], "share": metric.share}
-        | {name: [None if np.isnan(v) else float(f"{v:.6g}") for v in column] for name, column in points.items()},
+        aria_label=f"{metric.title} over {format_number(x_range[1])} epochs: {ends}, lowest {lowest}, "
+        f"highest {highest}",
     )  # fmt: skip
+
+
+def _y_range(metric: Metric, low: float, high: float) -> tuple[float, float]:
+    """Return the extent of the y-axis: the values with a margin, from 0 for shares, and not below the smallest span."""
+    smallest = metric.min_span or 0.1 * max(abs(low), abs(high)) or 1.0
+    if low >= 0 and (metric.share or metric.name == "lr"):
+        return 0.0, min(max(1.06 * high, smallest), 1.02 if metric.share and high <= 1 else math.inf)
+    missing = max(0.06 * (high - low), (smallest - (high - low)) / 2)
+    top = high + missing
+    if metric.largest is not None and high <= metric.largest < top:
+        top = metric.largest + 0.02 * smallest
+    return min(low - missing, top - smallest), top
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
@@ -183,3 +241,11 @@ def _path(x: Array, y: Array) -> str:
             parts.append(f"L{left:.2f} {top:.2f}" if connected else f"M{left:.2f} {top:.2f}l0 0")
         connected = not np.isnan(top)
     return "".join(parts)
+
+
+def _dots(x: Array, y: Array) -> str:
+    """Return an SVG path of dots, drawn by their round caps; empty with more than `MAX_DOTS`."""
+    if len(x) > MAX_DOTS:
+        return ""
+    pairs = zip(x.tolist(), y.tolist(), strict=True)
+    return "".join(f"M{left:.2f} {top:.2f}l0 0" for left, top in pairs if not np.isnan(top))

@@ -16,14 +16,17 @@ from markupsafe import Markup
 
 from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
-from snclr.reports import curves, embedding_map
+from snclr.reports import accuracies, curves, embedding_map
+from snclr.reports.classes import MAX_MATRIX, ClassTable
 from snclr.reports.embedding_map import EmbeddingMap
-from snclr.reports.text import format_number, visible
+from snclr.reports.text import format_number, format_seconds, visible
 
 MAX_BYTES = 5_000_000
 """Largest page, small enough for an email; sections that do not fit are left out, with a note."""
 MAX_RESULTS = MAX_SKIPPED = 100
 """Rows of the tables of evaluations and bad images."""
+MAX_TEST_SETS = 6
+"""Test sets with a row of cards; the table of evaluations has all."""
 _TOO_LARGE = f"left out: the page would exceed {MAX_BYTES / 1e6:.0f} MB. Use fewer images (--images, --rows)"
 SIDE = 128
 """Pixels of an image of the gallery; smaller images are embedded at their own size."""
@@ -39,6 +42,8 @@ class Gallery:
     protocol: str
     neighbor_purity: list[float | None]
     """Share of queries whose neighbor has their class, by rank; None without labels."""
+    weights: str | None = None
+    """How w is computed; None if the run's loss has no w, which is then not shown."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,18 @@ class Page:
     settings: Mapping[str, Any] | Missing
     records: Sequence[dict[str, Any]] | Missing
     """The lines of metrics.jsonl."""
+    invalid_lines: int = 0
+    """Lines of metrics.jsonl that are not records."""
     results: Sequence[Mapping[str, Any]] = ()
+    classes: ClassTable | Missing | None = None
+    """Accuracy by class; None without a kNN result."""
     skipped: Sequence[Mapping[str, Any]] = ()
     gallery: Gallery | Missing = Missing("not requested")
     map: EmbeddingMap | Missing = Missing("not requested")
     images: int | None = None
     """Number of training images, if known."""
+    sessions: Sequence[Mapping[str, Any]] = ()
+    """The starts of the training, oldest first: see `snclr.train.sessions`."""
     alerts: Sequence[str] = ()
     written: str = ""
     """Time of writing; empty leaves it out."""
@@ -102,17 +113,22 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
 def render(page: Page) -> str:
     """Render the page to HTML."""
     records = () if isinstance(page.records, Missing) else page.records
-    charts = curves.build_charts(records)
+    charts, logged = curves.build_charts(records), curves.last_values(records)
     missing = page.missing()
-    if not charts:
+    if not logged:
         why = "metrics.jsonl has no numbers that can be drawn" if records else "nothing was logged yet"
         missing.setdefault("curves", why)
+    drawn = {chart.metric.name for chart in charts}
     return environment().get_template("report.html").render(
         page=page, missing=missing, settings={} if isinstance(page.settings, Missing) else page.settings,
-        tiles=_tiles(page, records, charts), charts=charts,
-        chart_data={chart.metric.name: chart.points for chart in charts},
-        line_description=curves.describe_lines(charts),
+        tiles=_tiles(page, records, logged), charts=charts, chart_data=chart_data(charts),
+        single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
+        line_description=curves.describe_lines(charts) if charts else "",
         map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
+        class_table=page.classes if isinstance(page.classes, ClassTable) else None,
+        class_reason=page.classes.reason if isinstance(page.classes, Missing) else "",
+        how_it_ran=_how_it_ran(page.sessions),
+        accuracies=list(accuracies.by_test_set(page.results).items())[:MAX_TEST_SETS],
     )  # fmt: skip
 
 
@@ -138,25 +154,66 @@ def environment() -> Environment:
     env.filters |= {"clip": visible, "number": format_number, "score": _score, "setting": _setting}
     env.tests["finite"] = is_finite_number
     env.globals |= {
+        "accuracy_of": accuracies.accuracy_of, "kinds": accuracies.KINDS,
         "curves": curves, "map_module": embedding_map, "gallery_side": SIDE,
         "policy": content_security_policy(), "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")), "max_results": MAX_RESULTS, "max_skipped": MAX_SKIPPED,
+        "max_matrix": MAX_MATRIX,
     }  # fmt: skip
     return env
 
 
-def _tiles(page: Page, records: Sequence[dict[str, Any]], charts: Sequence[curves.Chart]) -> list[tuple[str, str, str]]:
+def chart_data(charts: Sequence[curves.Chart]) -> dict[str, Any]:
+    """Return what the script reads: the points of every line by metric."""
+    return {c.metric.name: {"share": c.metric.share, "lines": [line.points for line in c.lines]} for c in charts}
+
+
+def _tiles(
+    page: Page, records: Sequence[dict[str, Any]], logged: Mapping[str, tuple[curves.Metric, str]]
+) -> list[tuple[str, str, str]]:
     """Return name, value and note of each headline number."""
     state = ("complete", "encoder written") if page.complete else ("in progress", "no encoder yet")
     tiles = [("state", *state)]
     if records and is_finite_number(epoch := records[-1].get("epoch")):
         total = None if isinstance(page.settings, Missing) else page.settings.get("epochs")
         tiles.append(("epochs", format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""))  # type: ignore[arg-type]
-    newest = {str(r["kind"]): r["numbers"]["top1"] for r in page.results if is_finite_number(r["numbers"].get("top1"))}
-    tiles += [(kind, f"{top1:.1%}", "top-1") for kind, top1 in newest.items()][:4]
     headline = ("loss", "same_class", "effective_rank")
-    tiles += [(c.metric.title.lower(), c.last, "last logged step") for c in charts if c.metric.name in headline]
+    tiles += [
+        (metric.title.lower(), last, "last logged step") for name, (metric, last) in logged.items() if name in headline
+    ]
+    if page.sessions:
+        tiles.append(("wall time", wall_time(page.sessions), "of training"))
     return [*tiles, ("bad images", f"{len(page.skipped):,}", "left out")]
+
+
+def wall_time(sessions: Sequence[Mapping[str, Any]]) -> str:
+    """Return the training time over all sessions, as text; one that was killed did not record its time."""
+    seconds = [session.get("seconds") for session in sessions]
+    total = format_seconds(sum(value for value in seconds if is_finite_number(value)))  # type: ignore[misc]
+    return total if all(map(is_finite_number, seconds)) else f"over {total}"
+
+
+def _how_it_ran(sessions: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return name and text of what is known about the sessions; machine and versions are those of the last one."""
+    if not sessions:
+        return []
+    commands = list(dict.fromkeys(str(session.get("command") or "Python API") for session in sessions))
+    last = sessions[-1]
+    hardware = [
+        str(last.get("device", "unknown")),
+        f"cores: {last.get('cores', '?')}",
+        f"threads: {last.get('threads', '?')}",
+    ]
+    if last.get("ranks", 1) != 1:
+        hardware.append(f"ranks: {last['ranks']}")
+    versions = last.get("versions")
+    known = [f"{name} {value}" for name, value in versions.items()] if isinstance(versions, dict) else ["not recorded"]
+    started = str(sessions[0].get("time", "")).replace("T", " ").split("+")[0]
+    return [
+        *(("command", command) for command in commands[:5]),
+        ("started (UTC)", started), ("wall time", wall_time(sessions)), ("starts", f"{len(sessions):,}"),
+        ("hardware", ", ".join(hardware)), ("versions", ", ".join(known)),
+    ]  # fmt: skip
 
 
 def _score(value: float, name: str) -> str:

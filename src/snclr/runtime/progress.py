@@ -1,9 +1,14 @@
-"""Progress of a long job: a bar on a terminal, plain lines elsewhere, with the same content."""
+"""Progress of a long job: a bar on a terminal, plain lines elsewhere, with the same content.
+
+`StatusLine` covers the rest of a command, such as imports: on a terminal, no command is silent for long.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +19,8 @@ from typing import Any, NamedTuple, TextIO
 _WINDOW_SECONDS = 60.0
 _WINDOW_UPDATES = 8
 _REFRESH_SECONDS = 0.2
+_STATUS_SECONDS = 1.0
+_MIN_BAR_WIDTH = 8
 
 
 class _Sample(NamedTuple):
@@ -57,12 +64,16 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
-        if not self.quiet and self.stream.isatty() and os.environ.get("TERM") != "dumb":
+        if not self.quiet and _is_terminal(self.stream):
+            _pause_status(self, True)
             self._bar = _start_bar(self)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: object = None, *_: object) -> None:
+        """End the bar. After an error or a stop, remove it from the screen."""
         if self._bar is not None:
+            _pause_status(self, False)
+            self._bar.live.transient = error is not None
             self._attempt(self._refresh)
             self._attempt(self._bar.stop)
             self._bar = None
@@ -123,14 +134,18 @@ class Progress:
     def _state(self) -> Iterable[str]:
         if self.wait_share is not None:
             yield f"data wait {self.wait_share:.0%}"
-        yield from (f"{name} {_short(value)}" for name, value in self.values.items() if value is not None)
+        yield from (f"{name} {_short(value)}" for name, value in list(self.values.items()) if value is not None)
 
     def _refresh(self) -> None:
         if self._bar is None:
             self._print(f"{self.description}: {self.facts()}")
         else:
-            self._bar.update(0, completed=self.done, pace=" · ".join(self._pace()))
+            self._bar.update(0, completed=self.done)
             self._bar.refresh()
+
+    def _keep_moving(self) -> None:
+        if (bar := self._bar) is not None:
+            bar.refresh()
 
     def _print(self, text: str) -> None:
         if self._bar is None:
@@ -148,32 +163,176 @@ class Progress:
 
 
 def _start_bar(progress: Progress) -> Any:
-    """Start a rich progress bar with a second line for the values, which one line of a terminal would cut off."""
+    """Start a rich progress bar, with more lines for what does not fit beside the bar."""
     from rich.console import Console, RenderableType
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bar
     from rich.text import Text
 
-    class TwoLines(Bar):
-        def get_renderables(self) -> Iterable[RenderableType]:
-            yield from super().get_renderables()
-            if state := " · ".join(progress._state()):
-                yield Text(f"  {state}", no_wrap=True, overflow="ellipsis")
+    console = Console(file=progress.stream)
 
-    bar = TwoLines(
+    class WithValues(Bar):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            pace, below = list(progress._pace()), list(progress._state())
+            beside = len(" · ".join(pace)) + len(progress.description) + _MIN_BAR_WIDTH + 5  # spinner and spaces
+            if beside > console.width:
+                pace, below = [], pace + below
+            for task in self.tasks:
+                task.fields["pace"] = " · ".join(pace)
+            yield from super().get_renderables()
+            yield from (Text(f"  {line}", no_wrap=True) for line in _fill_lines(below, console.width - 2))
+
+    bar = WithValues(
+        SpinnerColumn("line", finished_text=" "),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[pace]}", markup=False),
-        console=Console(file=progress.stream),
+        console=console,
         expand=True,
-        auto_refresh=False,  # a refresh thread could hold a lock while a data worker is forked
+        auto_refresh=False,  # `update` and the status line refresh it
         redirect_stdout=False,  # results on stdout stay there
         redirect_stderr=progress.stream is sys.stderr,
     )
-    pace = " · ".join(progress._pace())
-    bar.add_task(progress.description, total=progress.total, completed=progress.done, pace=pace)
+    bar.add_task(progress.description, total=progress.total, completed=progress.done, pace="")
     bar.start()
     return bar
+
+
+def _fill_lines(parts: Iterable[str], width: int) -> Iterable[str]:
+    """Join parts to lines of at most `width` characters; no part is split.
+
+    >>> list(_fill_lines(["loss 3.1", "purity 20%", "rank 5"], 24))
+    ['loss 3.1 · purity 20%', 'rank 5']
+    """
+    line = ""
+    for part in parts:
+        if line and len(line) + 3 + len(part) > width:
+            yield line
+            line = ""
+        line = f"{line} · {part}" if line else part
+    if line:
+        yield line
+
+
+class StatusLine:
+    """Within the block, show on a terminal what the command does, and for how long, if nothing else is shown.
+
+    The line is replaced by any other output. While there is a bar, its spinner is kept moving instead.
+    """
+
+    def __init__(self, name: str, *, quiet: bool = False) -> None:
+        self.name, self._text = name, "starting"
+        self._stream = sys.stderr
+        self._shown = not quiet and _is_terminal(self._stream) and not _is_other_rank()
+        self._since = time.monotonic()
+        self._visible = False
+        self._progress: Progress | None = None
+        self._ended = threading.Event()
+        self._lock = threading.RLock()
+        self._thread = threading.Thread(target=self._repeat, daemon=True, name="snclr-status")
+        self._replaced: dict[str, TextIO] = {}
+
+    def __enter__(self) -> StatusLine:
+        global _status
+        if self._shown:
+            _status = self
+            for name in ("stdout", "stderr"):
+                self._replaced[name] = getattr(sys, name)
+                setattr(sys, name, _ClearFirst(self, getattr(sys, name)))
+            self._show()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        global _status
+        if self._shown:
+            _status = None
+            self._ended.set()
+            self._thread.join()
+            self.clear()
+            for name, stream in self._replaced.items():
+                setattr(sys, name, stream)
+
+    def set(self, text: str) -> None:
+        """Show another text and count its seconds."""
+        with self._lock:
+            self._text, self._since = text, time.monotonic()
+            self._show()
+
+    def pause(self, progress: Progress, bar: bool) -> None:
+        """Leave the screen to a bar, or return after it."""
+        with self._lock:
+            self.clear()
+            if bar or self._progress is progress:
+                self._progress = progress if bar else None
+            self._text, self._since = "working", time.monotonic()
+
+    def clear(self) -> None:
+        """Remove the line, before something else is printed."""
+        with self._lock:
+            if self._visible:
+                self._write("\r\x1b[K")
+                self._visible = False
+
+    def _show(self) -> None:
+        progress = self._progress
+        if progress is not None:  # without the lock: a bar has its own, and writes through `_ClearFirst`
+            progress._attempt(progress._keep_moving)
+            return
+        with self._lock:
+            seconds = round(time.monotonic() - self._since)
+            text = f"{self.name}: {self._text}"[: shutil.get_terminal_size().columns - 12]
+            self._visible = True
+            self._write(f"\r\x1b[K{text}" + (f" · {seconds} s" if seconds else ""))
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed terminal
+            self._ended.set()
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(_STATUS_SECONDS):
+            self._show()
+
+
+class _ClearFirst:
+    """A standard stream that removes the status line before anything is written."""
+
+    def __init__(self, status: StatusLine, stream: TextIO) -> None:
+        self._status, self._wrapped = status, stream
+
+    def write(self, text: str) -> int:
+        self._status.clear()
+        return self._wrapped.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+_status: StatusLine | None = None
+
+
+def set_status(text: str) -> None:
+    """Say what the command does next, if it has a status line."""
+    if _status is not None:
+        _status.set(text)
+
+
+def _pause_status(progress: Progress, bar: bool) -> None:
+    if _status is not None:
+        _status.pause(progress, bar)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _is_other_rank() -> bool:
+    """Return whether a launcher started this process as another rank than 0, without importing torch."""
+    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "0") != "0"
 
 
 def _short(value: Any) -> str:

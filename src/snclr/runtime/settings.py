@@ -5,7 +5,7 @@
 ...     epochs: Count = 100
 >>> describe(Config)["epochs"].check(0)
 Traceback (most recent call last):
-snclr.errors.UserError: epochs must be int (at least 1), not 0
+snclr.errors.UserError: epochs must be a whole number (at least 1), not 0
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from snclr.errors import UserError, did_you_mean
+from snclr.errors import UserError, did_you_mean, known_spelling
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ Positive = Annotated[float, Range(gt=0)]
 NonNegative = Annotated[float, Range(ge=0)]
 Fraction = Annotated[float, Range(gt=0, le=1)]
 
+_TYPE_NAMES: dict[type, str] = {
+    type(None): "none", int: "a whole number", float: "a number", bool: "true or false", str: "text"
+}  # fmt: skip
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -63,9 +66,14 @@ class Setting:
     help: str
 
     def check(self, value: Any) -> Any:
-        """Return the value, an int converted where a float is expected. Raise UserError if it is not allowed."""
+        """Return the value, an int converted where a float is expected. Raise UserError if it is not allowed.
+
+        A choice may be spelled with other case, hyphens or underscores.
+        """
         if float in self.types and type(value) is int:
             value = float(value)
+        if isinstance(value, str):
+            value = known_spelling(value, self.choices)
         in_range = not isinstance(value, (int, float)) or value in self.range
         if (isinstance(value, str) and value in self.choices) or (type(value) in self.types and in_range):
             return value
@@ -73,7 +81,7 @@ class Setting:
             allowed = f"one of {', '.join(self.choices)}"
         else:
             bounds = f" ({self.range})" if str(self.range) else ""
-            names = ["none" if kind is type(None) else kind.__name__ + bounds for kind in self.types]
+            names = [_TYPE_NAMES.get(kind, kind.__name__) + bounds * (kind in (int, float)) for kind in self.types]
             allowed = " or ".join([*names, *self.choices])
         raise UserError(f"{self.name} must be {allowed}, not {value!r}{did_you_mean(str(value), self.choices)}")
 

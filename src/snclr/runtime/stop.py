@@ -42,17 +42,39 @@ def stop_with_parent() -> None:
 
 
 @contextmanager
-def sigusr1_as_sigterm() -> Iterator[None]:
-    """Within the block, SIGUSR1 ends the process like SIGTERM, with the same exit code, unless it has a handler."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))
+def command_signals() -> Iterator[None]:
+    """Within the block, SIGUSR1 ends the process like SIGTERM, and Ctrl-C during an import exits at once.
+
+    Handlers that are not Python's defaults stay, e.g. a SIGINT that is ignored in the background jobs of a script.
+    """
+    handlers: dict[signal.Signals, tuple[Any, Any]] = {
+        signal.SIGUSR1: (signal.SIG_DFL, lambda *_: signal.raise_signal(signal.SIGTERM)),
+        signal.SIGINT: (signal.default_int_handler, _interrupt),
+    }
+    replaced = []
+    if threading.current_thread() is threading.main_thread():
+        replaced = [number for number, (default, _) in handlers.items() if signal.getsignal(number) is default]
+    for number in replaced:
+        signal.signal(number, handlers[number][1])
     try:
         yield
     finally:
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        for number in replaced:
+            signal.signal(number, handlers[number][0])
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, or exit with 130 if the main thread is importing a module.
+
+    C++ code in numpy and torch discards a KeyboardInterrupt during their import and continues with half a module.
+    Exiting without cleanup is safe: every file is written so that a kill leaves it intact.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, b"interrupted\n")
+            os._exit(rank_exit_code(130))
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 class StopRequested(BaseException):

@@ -13,7 +13,10 @@ from snclr.io.atomic import write_atomic
 from snclr.studies.runs import Run
 
 SCHEMA = 1
-_SERIES = ("loss", "same_class", "queue_knn", "positiveness_entropy", "spread", "effective_rank", "queue_fill")
+_SERIES = (
+    "loss", "same_class", "queue_knn", "positiveness_entropy", "neighbor_agreement", "queue_agreement",
+    "pulled_share", "spread", "effective_rank", "queue_fill",
+)  # fmt: skip
 _log = logging.getLogger("snclr")
 
 

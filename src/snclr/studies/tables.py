@@ -145,7 +145,7 @@ def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
         sd = "" if difference["sd"] is None else f" ± {100 * difference['sd']:.2f}"
         interval = " to ".join(map(_points, difference["interval"])) if difference["interval"] else "–"
         rows.append([row["label"], *by_seed, _points(difference["mean"]) + sd, interval, difference["verdict"]])
-    return [*heads, "mean ± sd", "95 % interval", "verdict"], rows
+    return [*heads, "mean" if len(seeds) == 1 else "mean ± sd", "95 % interval", "verdict"], rows
 
 
 def _cost_part(table: Mapping[str, Any]) -> Part:

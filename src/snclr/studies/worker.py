@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
 import signal
 import sys
 import threading
 import time
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from snclr import __version__
 from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.splits import hold_out, open_splits, take
@@ -34,6 +30,7 @@ from snclr.evaluation.scoring import match_labels
 from snclr.io.atomic import discard, sweep
 from snclr.io.jsonl import append_jsonl, read_jsonl
 from snclr.runtime.device import pick_device
+from snclr.runtime.machine import cpu_name, versions
 from snclr.runtime.stop import StopRequested
 from snclr.studies.records import SCHEMA, downsample_metrics, write_record
 from snclr.studies.runs import VALIDATION_SHARE
@@ -70,12 +67,10 @@ def run_job(job: dict[str, Any]) -> int:
         measured = {**_evaluate(job), "cost": _cost_of(job), "last": last, "series": downsample_metrics(lines)}
     if rank_and_size()[0] == 0:
         names = {name: Path(evaluation[name]).name for name in ("data", "test") if evaluation[name]}  # no local paths
-        versions = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
-        versions |= {"snclr": __version__, "python": platform.python_version()}
         record = {
             "schema": SCHEMA, "key": job["key"], "settings": job["settings"], "data": job["data"],
             "evaluation": {**evaluation, **names}, **measured, "where": _environment(job),
-            "versions": versions, "time": started.isoformat(timespec="seconds"),
+            "versions": versions(), "time": started.isoformat(timespec="seconds"),
         }  # fmt: skip
         checkpoints = RunDir(job["folder"]).checkpoints
         if not job["keep_runs"]:
@@ -187,7 +182,7 @@ def _environment(job: dict[str, Any]) -> dict[str, Any]:
     config = resolve(job["given"])
     return {
         "accelerator": "cuda" if torch.cuda.is_available() and config.accelerator in ("auto", "cuda") else "cpu",
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _cpu_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
         "cores": os.cpu_count(),
         "threads": config.threads or torch.get_num_threads(),
         "workers": config.workers,
@@ -195,12 +190,6 @@ def _environment(job: dict[str, Any]) -> dict[str, Any]:
         **({"compile": True} if config.compile else {}),
         "jobs": job["jobs"],
     }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return model[1] if model else platform.processor() or platform.machine()
 
 
 def _stop_with_parent() -> None:

@@ -15,13 +15,16 @@ from snclr.checkpoint.foreign import read_weights
 from snclr.data.datasets.base import open_dataset
 from snclr.data.loader import ViewLoader
 from snclr.data.open_on_ranks import open_on_all_ranks
-from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings
+from snclr.data.transforms.views import PLAIN_VIEW, VIEW_GROUPS, ViewSettings
 from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all_ranks
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
-from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
-from snclr.train.config import PretrainConfig
+from snclr.methods.common.ema import auto_momentum
+from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
+from snclr.runtime.memory import cache_limit
+from snclr.runtime.progress import set_status
+from snclr.train.config import PretrainConfig, fit_queue
 from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.pretrain_task import PretrainTask
 
@@ -29,21 +32,28 @@ _log = logging.getLogger("snclr")
 
 
 def build_task(
-    config: PretrainConfig, fabric: Any, *, init_from: str | None = None, quiet: bool = True
+    config: PretrainConfig, fabric: Any, *, init_from: str | None = None, resumed: bool = False, quiet: bool = True
 ) -> PretrainTask:
     """Open the images and build loader, method and optimizer on this rank's device; write no files.
 
-    `init_from` gives the initial weights of the encoders: another run or a weights file.
+    `init_from` gives the initial weights of the encoders: another run or a weights file. The config of the task has the
+    numbers that depend on the dataset: momentum "auto" and, unless the run is `resumed`, the length of the queue.
     """
+    set_status(f"opening {config.data}")
     dataset = open_on_all_ranks(lambda: open_dataset(config.data, split="train", download=True))
     check_equal_across_ranks(dataset.fingerprint, f"images in {config.data}")
+    config = resolve_momentum(config, len(dataset))
     labels = dataset.labels
+    ranks_per_machine = getattr(fabric.strategy, "num_processes", 1)  # each has its own cache
     with raise_on_all_ranks():
+        config = config if resumed else fit_queue(config, len(dataset))
         loader = ViewLoader(
             dataset, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size,
             seed=config.seed, workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size,
             device=fabric.device, max_bad_share=config.max_bad_share,
+            cache_bytes=cache_limit(config.cache_images) // ranks_per_machine,
         )  # fmt: skip
+        set_status(f"building {config.encoder}")
         spec = encoder_spec(config)
         classes = None if labels is None or len(labels) == 0 else int(labels.max()) + 1
         method: Any = build_method(config, spec, classes)
@@ -56,10 +66,19 @@ def build_task(
             encoder.compile()
     peak_lr = scaled_lr(config.lr, config.batch_size)
     optimizer = build_optimizer(
-        config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay
-    )
+        config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
+        weight_decay_on=config.weight_decay_on,
+    )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
+
+
+def resolve_momentum(config: PretrainConfig, images: int) -> PretrainConfig:
+    """Replace the momentum "auto" by the number for a dataset of this many images."""
+    if getattr(config.method_config, "momentum", None) != "auto":
+        return config
+    momentum = round(auto_momentum(config.batch_size, images), 6)
+    return replace(config, method_config=replace(config.method_config, momentum=momentum))  # type: ignore[call-arg]
 
 
 def encoder_spec(config: PretrainConfig) -> EncoderSpec:
@@ -88,16 +107,19 @@ def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None 
     method_class = pkgutil.resolve_name(config.method_config.implementation)
     torch.manual_seed(config.seed)
     encoder = build_encoder(spec)
+    if config.zero_init_residual:
+        zero_init_residual(encoder)
     options = {"classes": classes} if needs_labels else {}
     return method_class(encoder, spec.num_features, config.method_config, **options)
 
 
-def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ViewSettings]:
-    """Return the augmentation settings of the two views."""
-    first, second = VIEW_GROUPS[config.views]
-    if config.crop_min is None:
-        return first, second
-    return replace(first, crop_min=config.crop_min), replace(second, crop_min=config.crop_min)
+def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ...]:
+    """Return the augmentation settings of the two views, and of the plain view if the method searches with it."""
+    views: tuple[ViewSettings, ...] = VIEW_GROUPS[config.views]
+    if config.crop_min is not None:
+        views = tuple(replace(view, crop_min=config.crop_min) for view in views)
+    plain = getattr(config.method_config, "search_view", "augmented") == "plain"
+    return (*views, PLAIN_VIEW) if plain else views
 
 
 def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, source: str, *, quiet: bool) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from snclr.errors import UserError, did_you_mean
-from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName
-from snclr.recipes import get_recipe
+from snclr.errors import UserError, american, did_you_mean, known_spelling
+from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
+from snclr.recipes import RECIPES, get_recipe
+from snclr.runtime.memory import cache_limit
 from snclr.runtime.settings import (
     Count,
     Fraction,
@@ -69,6 +70,8 @@ class EncoderConfig:
     """Use fixed 2-D sine-cosine position embeddings in a ViT."""
     freeze_patch_embed: bool = False
     """Keep the patch embedding of a ViT at its random initialization."""
+    zero_init_residual: bool = True
+    """Start every residual branch of a ResNet at zero; no: the library's initialization (timm's is the same)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,9 @@ class OptimConfig:
     warmup_epochs: NonNegative = 10.0
     """Epochs of linear warm-up before the cosine decay."""
     weight_decay: NonNegative = 1e-4
-    """Weight decay, not applied to biases, norms and tokens."""
+    """Weight decay of the parameters that weight_decay_on names."""
+    weight_decay_on: Literal["weights", "all"] = "weights"
+    """Parameters with weight decay: weights (no biases, norms and tokens) or all; lars never decays 1-D tensors."""
     clip_gradient: Positive | None = None
     """Clip the gradient to this norm (default: no clipping)."""
 
@@ -117,6 +122,9 @@ class HardwareConfig:
     """Compile the encoders with torch.compile."""
     workers: NonNegativeInt = 2
     """Dataloader worker processes per rank."""
+    cache_images: str = "auto"
+    """Keep decoded images in memory if all of them fit into this size per machine, e.g. 4GB; auto: a quarter of the
+    free memory, at most 2 GB; never: decode them every epoch."""
     threads: NonNegativeInt = 0
     """CPU threads per rank (0: one per core); more do not speed up small encoders."""
     timeout: Annotated[float, Range(ge=5)] = 600.0
@@ -147,16 +155,22 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
     """
 
     method_config: MethodConfig
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """Names of the settings that do not come from the recipe or the method's defaults."""
 
     def __post_init__(self) -> None:
         for part in PretrainConfig.__bases__:
             check_fields(self, part)
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
-            raise UserError(f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}")
+            raise UserError(
+                f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}. Lower the first or raise the"
+                " second."
+            )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        cache_limit(self.cache_images)
         if self.resume and self.overwrite:
-            raise UserError("resume and overwrite exclude each other; give one of them")
+            raise UserError("resume=True and overwrite=True exclude each other. Give one of them.")
 
     def __getattr__(self, name: str) -> Any:
         if name in METHOD_SETTINGS:
@@ -166,6 +180,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
     def to_dict(self) -> dict[str, Any]:
         """Return all settings under their flat names, as plain values for YAML or JSON."""
         values = dataclasses.asdict(self)
+        del values["given"]
         return values | values.pop("method_config")
 
 
@@ -183,6 +198,9 @@ SIZES = frozenset({"hidden", "dim", "queue_length", "momentum", "prototypes"})
 
 REMOVED_SETTINGS = {"accumulate": 1}
 """Settings of earlier versions with the only value they could have; a config.yaml may still contain them."""
+
+EARLIER_VALUES: dict[str, Any] = {"final_bias": True, "zero_init_residual": False, "weight_decay_on": "weights"}
+"""Settings that earlier versions did not have, with the value that describes what those versions did."""
 
 
 @functools.cache
@@ -233,7 +251,7 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     given = _check_names(settings)
     saved = {} if config is None else _check_names(read_config(Path(config)))
     saved = {name: value for name, value in saved.items() if name not in ("out", "resume", "overwrite")}
-    recipe_name = str((saved | given).get("recipe", "photos"))
+    recipe_name = known_spelling(str((saved | given).get("recipe", "photos")), RECIPES)
     recipe = get_recipe(recipe_name)
     method = known["method"].check((saved | given).get("method", "snclr"))
     if saved.get("method", "snclr") == method:  # else the file is for another method
@@ -254,11 +272,32 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     names = METHODS[method].setting_names()
     method_config = METHODS[method](**{name: value for name, value in values.items() if name in names})
     run_settings = {name: value for name, value in values.items() if name not in METHOD_SETTINGS}
-    return PretrainConfig(**run_settings, method_config=method_config)
+    return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
+
+
+def fit_queue(config: PretrainConfig, images: int) -> PretrainConfig:
+    """Shorten a queue whose length was not given to the number of images. Raise UserError for too many neighbors.
+
+    A longer queue holds several features of an image, which can then be selected as a neighbor more than once.
+    """
+    method = config.method_config
+    if isinstance(method, QueueConfig) and "queue_length" not in config.given and method.queue_length > images:
+        method = replace(method, queue_length=images)
+    if isinstance(method, SNCLRConfig) and method.sides != "neither":
+        if method.neighbors >= images:
+            raise UserError(
+                f"neighbors={method.neighbors} must be below the number of images, {images:,}. Lower it or add images."
+            )
+        if method.neighbors > method.queue_length:
+            raise UserError(
+                f"neighbors={method.neighbors} must be at most queue_length={method.queue_length}: neighbors are"
+                " selected from the queue. Change one of them."
+            )
+    return replace(config, method_config=method)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the settings in a config.yaml."""
+    """Return the settings in a config.yaml; the file of a run of an earlier version gets `EARLIER_VALUES`."""
     import yaml
 
     try:
@@ -268,6 +307,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
+    written_by_a_run = {f.name for f in fields(PretrainConfig)} - EARLIER_VALUES.keys() - {"method_config"}
+    if written_by_a_run <= saved.keys() and saved["method"] in list(METHODS):  # else a file of a few settings
+        return settings_for_method(saved["method"], EARLIER_VALUES) | saved
     return saved
 
 
@@ -283,7 +325,11 @@ def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, A
 
 def _check_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are not None; raise UserError for an unknown name."""
-    settings = {k: v for k, v in settings.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]}
+    settings = {
+        american(k) if isinstance(k, str) else k: v
+        for k, v in settings.items()
+        if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]
+    }
     known = all_settings()
     for name in settings:
         if name not in known:
@@ -296,9 +342,8 @@ def _check_used(method: str, settings: Mapping[str, Any]) -> None:
     """Raise UserError for a setting without effect on this method."""
     unused = [name for name in settings if name not in settings_for_method(method, settings)]
     if unused:
-        own = ", ".join(sorted(METHODS[method].setting_names())) or "none of its own"
         users = ", ".join(name for name, config in METHODS.items() if unused[0] in config.setting_names())
+        given = " or ".join(f"{name}={settings[name]!r}" for name in unused)
         raise UserError(
-            f"method {method} does not use {' or '.join(unused)} (used by {users}). Its settings: {own}. Remove the"
-            " flag or choose another --method."
+            f"method={method} does not use {given} (used by {users}). `snclr methods {method}` lists its settings."
         )

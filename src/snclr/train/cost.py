@@ -1,4 +1,4 @@
-"""Measure time and memory of some training steps with a full queue."""
+"""Measure some training steps: their time and memory with a full queue, and the quality of their neighbors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ import torch
 
 from snclr.checkpoint.state import collect
 from snclr.runtime.device import limit_threads
+from snclr.runtime.progress import Progress
 from snclr.train.build import build_task
 from snclr.train.config import resolve
+from snclr.train.health import health
 from snclr.train.pretrain import launch_run
 
 WARMUP_STEPS = 3
 """Steps before the measurement: the first steps allocate memory and wait for the data workers."""
 
 
-def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
+def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True) -> dict[str, Any]:
     """Run `steps` real training steps without a run directory; return seconds per step and memory.
 
     The queue is filled with random features first, so that every search covers its whole length.
@@ -33,11 +35,17 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
     if queue is not None:
         generator = torch.Generator().manual_seed(config.seed)
         features = torch.randn(queue.length, queue.features.shape[1], generator=generator)
-        queue.push(features.to(queue.features.device), torch.full((queue.length,), -2, device=queue.ids.device))
+        device, keys = queue.features.device, queue.search_features
+        ids = -2 - torch.arange(queue.length, device=device)  # of no image of the dataset, and all different
+        queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
     durations: list[float] = []
     ends: list[float] = []
     batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
-    with limit_threads(config.threads), contextlib.closing(batches):
+    with (
+        limit_threads(config.threads),
+        Progress("measuring", WARMUP_STEPS + steps, unit="steps", quiet=quiet) as progress,
+        contextlib.closing(batches),
+    ):
         for batch in batches:
             start = time.perf_counter()
             task.training_step(batch)
@@ -45,6 +53,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
                 torch.cuda.synchronize()
             ends.append(time.perf_counter())
             durations.append(ends[-1] - start)
+            progress.update(1)
     return {
         "seconds_per_step": statistics.median_high(durations[WARMUP_STEPS:]),
         "seconds": round(sum(durations), 3), "steps": steps,
@@ -53,6 +62,30 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int) -> dict[str, Any]:
         "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer).values()) / 1e6,
         **peak_memory(),
     }  # fmt: skip
+
+
+def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str, float]:
+    """Train for some minutes without a run directory; return the mean health metrics of the last fifth of the time.
+
+    There is no warm-up of the learning rate, so that a short training changes the features. "steps" is the number of
+    steps.
+    """
+    config = resolve({**settings, "out": "unused", "warmup_epochs": 0.0})
+    task = build_task(config, launch_run(config))
+    labels = None if task.dataset.labels is None else torch.from_numpy(task.dataset.labels).to(task.fabric.device)
+    batches: Any = task.loader.batches(0, task.total_steps)
+    found: list[dict[str, float]] = []
+    start, step = time.monotonic(), 0
+    with limit_threads(config.threads), contextlib.closing(batches):
+        for step, batch in enumerate(batches, start=1):
+            output, _, _ = task.training_step(batch)
+            spent = (time.monotonic() - start) / (60 * minutes)
+            if spent > 0.8 or step == task.total_steps:
+                found.append(health(output, labels, batch.ids, task.module.queue))
+            if spent > 1:
+                break
+    names = {name for values in found for name in values}
+    return {"steps": step} | {n: statistics.fmean(values[n] for values in found if n in values) for n in sorted(names)}
 
 
 def peak_memory() -> dict[str, Any]:

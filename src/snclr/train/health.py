@@ -11,8 +11,17 @@ import torch
 from torch import Tensor
 
 from snclr.methods.base import StepOutput
+from snclr.methods.common.features import at_least_float32
+from snclr.methods.snclr.queue import NeighborQueue, nearest_neighbors
 
 KNN_TEMPERATURE = 0.07
+PURITY = "share of neighbors with the image's class"
+"""What neighbor purity is, for every place that shows it. It depends on which images are compared:"""
+PURITY_IN_TRAINING = f"{PURITY}, augmented views against the augmented views in the queue"
+PURITY_OF_CENTER_CROPS = f"{PURITY}, center crops against center crops"
+PURITY_OF_QUEUE = f"{PURITY}, center crops against the augmented views in the queue"
+AGREEMENT_QUERIES = 256
+"""Entries of the queue that `queue_agreement` searches with."""
 
 
 def feature_spread(features: Tensor) -> float:
@@ -41,6 +50,46 @@ def neighbor_purity(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> fl
     return float((neighbor_labels == labels[:, None])[known].float().mean())
 
 
+def purity_chance(labels: Tensor) -> float:
+    """Return the neighbor purity of random neighbors: the sum of squared class shares; -1 is an unknown class.
+
+    >>> purity_chance(torch.tensor([0, 0, 0, 1, -1]))
+    0.625
+    """
+    _, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    return float((sizes / sizes.sum()).square().sum())
+
+
+def neighbor_agreement(ids: Tensor, other_ids: Tensor) -> float:
+    """Return the share of neighbors (N, K), found from one view, whose image is also found from the other view.
+
+    -1 is a missing neighbor. No labels are needed: neighbors that depend on the view are unlikely to be right.
+    """
+    found_again = (ids[:, :, None] == other_ids[:, None, :]).any(dim=2)
+    return float(found_again[ids >= 0].float().mean())
+
+
+def queue_agreement(queue: NeighborQueue, k: int) -> float:
+    """Return how far two similar images have the same neighbors: another measure of the neighbors without labels.
+
+    The queue is split into its even rows A and odd rows B. For entries of A, this is the share of the k nearest in B
+    whose image is also among the k nearest in B of the entry's nearest in A. An entry's own image is left out.
+    """
+    features, ids = queue.search_candidates, queue.ids[: len(queue)]
+    (a, ids_a), (b, ids_b) = ((at_least_float32(features[half::2]), ids[half::2].contiguous()) for half in (0, 1))
+    query, query_ids = a[:AGREEMENT_QUERIES], ids_a[:AGREEMENT_QUERIES]
+    nearest = nearest_neighbors(query, a, 1, ids=query_ids, candidate_ids=ids_a)
+    known = nearest.mask[:, 0]
+    partner = nearest.index[known, 0]
+    found = [
+        nearest_neighbors(features, b, k, ids=own, candidate_ids=ids_b).index
+        for features, own in ((query[known], query_ids[known]), (a[partner], ids_a[partner]))
+    ]
+    if len(ids_b) == 0:
+        return math.nan
+    return neighbor_agreement(*(ids_b[index.clamp(min=0)].where(index >= 0, -1) for index in found))
+
+
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
     """Return the accuracy of the weighted vote of the neighbors: kNN over the queue, at no extra cost."""
     known = mask & (neighbor_labels >= 0)
@@ -51,10 +100,13 @@ def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask:
     return float((votes.argmax(dim=1) == labels)[rows].float().mean())
 
 
-def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, float]:
+def health(
+    output: StepOutput, labels: Tensor | None, ids: Tensor, queue: NeighborQueue | None = None
+) -> dict[str, float]:
     """Return the metrics above by name, without those that are undefined in this step.
 
-    `labels` (n,) has the class of every image of the dataset, `ids` (N,) the images of this step.
+    `labels` (n,) has the class of every image of the dataset, `ids` (N,) the images of this step. `queue` is where the
+    neighbors were found.
     """
     values = {"spread": feature_spread(output.features), "effective_rank": effective_rank(output.features)}
     if output.neighbor_ids is not None:
@@ -65,6 +117,12 @@ def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, 
         values["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
         values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
         values["neighbor_cosine"] = float(output.similarity[mask].mean())
+        if output.other_neighbor_ids is not None:
+            values["neighbor_agreement"] = neighbor_agreement(output.neighbor_ids, output.other_neighbor_ids)
+        if queue is not None:
+            values["queue_agreement"] = queue_agreement(queue, output.neighbor_ids.shape[1])
+        if output.pulled is not None:
+            values["pulled_share"] = float(output.pulled[mask].float().mean())
         if labels is not None:
             own, neighbors = labels[ids], labels[output.neighbor_ids.clamp(min=0)]
             values["same_class"] = neighbor_purity(own, neighbors, mask)

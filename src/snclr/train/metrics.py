@@ -63,6 +63,12 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
             if self._events is not None:
                 self._events.write(step, {**fields, **{f"timing/{name}": value for name, value in clocks.items()}})
 
+    def write_image(self, step: int, name: str, image: bytes, size: tuple[int, int]) -> None:
+        """Add a PNG image of `size` (height, width) to the TensorBoard events."""
+        if self._events is not None:
+            with explain_full_disk(self._path, len(image)):
+                self._events.write_image(step, name, image, size)
+
     def sync(self) -> None:
         """Force the lines to disk; called before a checkpoint, so that a power cut loses no line it depends on."""
         assert self._fd is not None, "closed"
@@ -106,7 +112,7 @@ def _plain(value: Any, name: str, nonfinite: dict[str, str]) -> Any:
 
 
 class _Events:
-    """TensorBoard scalars, written synchronously.
+    """TensorBoard scalars and images, written synchronously.
 
     SummaryWriter is not used: its thread dies on a full disk, after which the training loop waits on its queue forever,
     and a thread is unsafe with forked data workers.
@@ -129,6 +135,13 @@ class _Events:
         for name, value in values.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self._add(step, summary=scalar(name, float(value)))
+        self._writer.flush()
+
+    def write_image(self, step: int, name: str, image: bytes, size: tuple[int, int]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        content = Summary.Image(height=size[0], width=size[1], colorspace=3, encoded_image_string=image)
+        self._add(step, summary=Summary(value=[Summary.Value(tag=name, image=content)]))
         self._writer.flush()
 
     def _add(self, step: int, **content: Any) -> None:

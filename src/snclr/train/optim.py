@@ -1,4 +1,4 @@
-"""Optimizers by name, with weight decay on matrices and kernels only."""
+"""Optimizers by name, with weight decay on matrices and kernels only, or on all parameters."""
 
 from __future__ import annotations
 
@@ -47,11 +47,17 @@ class LARS(torch.optim.Optimizer):
 
 
 def build_optimizer(
-    name: str, named_parameters: Iterable[tuple[str, Tensor]], *, lr: float, weight_decay: float
+    name: str,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    *,
+    lr: float,
+    weight_decay: float,
+    weight_decay_on: str = "weights",
 ) -> torch.optim.Optimizer:
     """Return the optimizer "lars", "adamw" or "sgd" over the parameters that require a gradient, in the order given.
 
-    There are always two groups: weights with decay, then biases, norms, class tokens and positions without.
+    There are always two groups: weights with decay, then biases, norms, class tokens and positions without. With
+    `weight_decay_on="all"` the second is empty.
 
     >>> layer = torch.nn.Linear(3, 2)
     >>> optimizer = build_optimizer("sgd", layer.named_parameters(), lr=0.1, weight_decay=1e-4)
@@ -62,7 +68,7 @@ def build_optimizer(
     no_decay: list[Tensor] = []
     for path, parameter in named_parameters:
         if parameter.requires_grad:
-            (decay if takes_decay(path, parameter) else no_decay).append(parameter)
+            (decay if weight_decay_on == "all" or takes_decay(path, parameter) else no_decay).append(parameter)
     groups = [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
     if name == "lars":
         return LARS(groups, lr=lr)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ import yaml
 
 from snclr.checkpoint.encoder_file import save_encoder
 from snclr.checkpoint.format import Checkpoint
-from snclr.checkpoint.run_dir import RunDir
+from snclr.checkpoint.run_dir import RunDir, similar_run
 from snclr.distributed.collectives import broadcast_object, name_missing_ranks, raise_on_all_ranks
 from snclr.distributed.launch import launch
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.io.atomic import write_atomic
+from snclr.methods.config import QueueConfig
 from snclr.runtime.device import limit_threads
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_task
@@ -25,6 +28,7 @@ from snclr.train.config import PretrainConfig, resolve
 from snclr.train.metrics import MetricsLog
 from snclr.train.pretrain_task import PretrainTask
 from snclr.train.saved_run import config_for_resume
+from snclr.train.sessions import record_session
 from snclr.train.trainer import Trainer, load_checkpoint
 
 _log = logging.getLogger("snclr")
@@ -52,11 +56,16 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     saves a checkpoint and raises StopRequested.
     """
     if config is not None and settings.get("resume"):
-        raise UserError("config and resume exclude each other: a run is resumed with its own settings")
+        raise UserError(
+            "config and resume=True exclude each other: a run is resumed with its own settings. Omit config."
+        )
     given = config_for_resume(settings) if settings.get("resume") else resolve(settings, config)
     _require(given, ("out",) if given.resume else ("data", "out"))
     fabric = launch_run(given)
     shared = broadcast_object(given)  # only rank 0 needs to see the run directory
+    with raise_on_all_ranks():
+        if fabric.is_global_zero and shared.resume and not RunDir(shared.out).config.is_file():
+            _start_instead_of_resume(shared, quiet=quiet)
     _require(shared, ("data", "out"))
     if given.precision != shared.precision:
         raise UserError(
@@ -75,28 +84,40 @@ def launch_run(config: PretrainConfig) -> Any:
     )  # fmt: skip
 
 
+def _start_instead_of_resume(config: PretrainConfig, *, quiet: bool) -> None:
+    """Say that a new run is started, as job scripts need it; raise UserError if there is no data to start with."""
+    if not config.data:
+        raise UserError(
+            f"there is no run to resume in {config.out}{similar_run(config.out)}. Give the --out of a run, or add"
+            " --data to start a new one."
+        )
+    if not quiet:
+        print(f"no run in {config.out}: starting a new one", file=sys.stderr)
+
+
 def _require(config: PretrainConfig, names: tuple[str, ...]) -> None:
     for name in names:
         if not getattr(config, name):
-            raise UserError(f"{name} is missing: give --data (the images) and --out (the run directory)")
+            raise UserError(f"{name} is missing. Give the images (--data) and the run directory (--out).")
 
 
 def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
     # Rank 0 decides: other nodes need neither the run directory nor, when resuming, the initial weights.
     fresh = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
     # Check all input before creating the run directory, so that a typo leaves no files behind.
-    task = build_task(config, fabric, init_from=config.init_from if fresh else None, quiet=quiet)
-    with raise_on_all_ranks():
-        run = RunDir(config.out)
-        if fabric.is_global_zero:  # only rank 0 holds the lock
-            run = RunDir.create(config.out, resume=config.resume, overwrite=config.overwrite)
-    with run, _log_file(run) if fabric.is_global_zero else nullcontext():
+    task = build_task(config, fabric, init_from=config.init_from if fresh else None, resumed=not fresh, quiet=quiet)
+    config = task.config
+    with (
+        StopFlag() as stop,
+        _open_run(task) as run,
+        _log_file(run) if fabric.is_global_zero else nullcontext(),
+    ):
         checkpoint = _find_checkpoint(run, fabric) if config.resume else None
         if fabric.is_global_zero:
             saved = {**config.to_dict(), "resume": False, "overwrite": False}
             write_atomic(run.config, yaml.safe_dump(saved, sort_keys=False))
-        with limit_threads(config.threads):
-            _train(task, checkpoint, quiet=quiet)
+        with limit_threads(config.threads), _session(run, fabric):
+            _train(task, checkpoint, stop, quiet=quiet)
         with raise_on_all_ranks():
             if fabric.is_global_zero:
                 task.on_save(task.total_steps)
@@ -104,6 +125,29 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
                 origin = {**{name: getattr(config, name) for name in names}, "steps": task.total_steps}
                 save_encoder(task.module.encoder, task.spec, run.path, extra=origin)
     return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped))
+
+
+def _open_run(task: PretrainTask) -> RunDir:
+    """Return the run directory; rank 0 creates and locks it, if its disk has room for the checkpoints."""
+    config = task.config
+    with raise_on_all_ranks():
+        if task.fabric.is_global_zero:
+            _check_disk_space(task)
+            return RunDir.create(config.out, resume=config.resume, overwrite=config.overwrite)
+    return RunDir(config.out)
+
+
+def _check_disk_space(task: PretrainTask) -> None:
+    """Raise UserError if the checkpoints do not fit on the disk: those to keep, and one more while it is written."""
+    folder, keep, size = task.run.checkpoints, task.config.keep_checkpoints, task.checkpoint_bytes()
+    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    needed = max((keep + 1) * size - present, size)
+    free = shutil.disk_usage(next(path for path in folder.absolute().parents if path.is_dir())).free
+    if free < needed:
+        raise UserError(
+            f"no space for the checkpoints in {folder}: {needed:,} bytes needed ({keep} + 1 checkpoints of {size:,}),"
+            f" {free:,} free on that disk. Free some space, lower --keep-checkpoints or choose another --out."
+        )
 
 
 def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
@@ -118,19 +162,27 @@ def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
     return checkpoint
 
 
-def _train(task: PretrainTask, checkpoint: Checkpoint | None, *, quiet: bool) -> None:
-    """Run the trainer with the run's metrics and stop signals."""
+def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *, quiet: bool) -> None:
+    """Run the trainer with the run's metrics."""
     config, fabric, run = task.config, task.fabric, task.run
     opening = (
-        f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on {len(task.dataset):,} images"
-        f" of {config.data}, {config.epochs} epochs of {task.steps_per_epoch} steps, on {fabric.device}"
+        f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on"
+        f" {count(len(task.dataset), 'image')} of {config.data}, {count(config.epochs, 'epoch')} of"
+        f" {count(task.steps_per_epoch, 'step')}, on {fabric.device}"
     )
     if fabric.world_size > 1:
         opening += f", {fabric.world_size} ranks"
+    if isinstance(config.method_config, QueueConfig):
+        opening += f", queue of {count(config.queue_length, 'feature')}"
+        if config.queue_length > len(task.dataset) and checkpoint is None:
+            opening += (
+                f"\nwarning: --queue-length {config.queue_length} is more than the number of images: the queue holds"
+                " several features of an image, and it can be selected as a neighbor more than once"
+            )
     _log.info(opening)
     resume_step = None if checkpoint is None else checkpoint.step
     metrics = MetricsLog(run.path, resume_step=resume_step) if fabric.is_global_zero else None
-    with metrics or nullcontext(), StopFlag() as stop:
+    with metrics or nullcontext():
         trainer = Trainer(
             task=task, description="pretrain", checkpoints=run.checkpoints, stop=stop, opening=opening,
             device=fabric.device, quiet=quiet, metrics=metrics, log_every=config.log_every, epoch_lines=True,
@@ -141,6 +193,11 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, *, quiet: bool) ->
         except StopRequested as request:
             _log.info(f"stopped by {request.signal.name} after step {request.step} of {request.total_steps}")
             raise
+
+
+def _session(run: RunDir, fabric: Any) -> AbstractContextManager[None]:
+    """Record the session on rank 0."""
+    return record_session(run, fabric.device, fabric.world_size) if fabric.is_global_zero else nullcontext()
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from snclr.io.atomic import write_atomic
 from snclr.methods.base import StepOutput
 from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
-from snclr.train.health import collapsed, health
+from snclr.train.health import PURITY_IN_TRAINING, collapsed, health, purity_chance
+from snclr.train.metrics import MetricsLog
 from snclr.train.optim import scaled_lr
 from snclr.train.schedule import warmup_cosine
 from snclr.train.trainer import LoaderTask, check_finite
@@ -31,6 +32,10 @@ from snclr.train.trainer import LoaderTask, check_finite
 COLLAPSE_ADVICE = (
     "the features have collapsed: the encoder maps all images to nearly the same feature. Try a lower --lr, a longer"
     " --warmup-epochs, a higher --momentum, or a larger --batch-size"
+)
+PUSH_ADVICE = (
+    "fewer than half of the neighbors are pulled: their weights are below count × exp(−loss), so the loss pushes the"
+    " images away from them. Try --gamma pull, --gamma max or --weights hard"
 )
 NONFINITE_ADVICE = (
     "The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
@@ -63,6 +68,10 @@ class PretrainTask(LoaderTask):
         labels = self.dataset.labels
         self._labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
         self._collapsed = False
+        self._purity_explained = False
+        # Losses since the start of the epoch. The sum stays on the device: reading it would wait for the step.
+        self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
+        self._pushes = False  # whether the warning was given
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Train on one batch; if `log`, return loss and health of the global batch."""
@@ -88,11 +97,13 @@ class PretrainTask(LoaderTask):
         gradient_norm = float(
             self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
         )
-        check_finite(
+        loss = check_finite(
             batch.step, output.loss, batch.ids.tolist(), gradient_norm=gradient_norm, report=self.run.nonfinite,
             check_gradient=config.precision != "16",  # the loss scaler skips steps that overflow
             advice=NONFINITE_ADVICE,
         )  # fmt: skip
+        first = batch.step % self.steps_per_epoch == 0
+        self._loss_sum, self._loss_steps = (loss, 1) if first else (self._loss_sum + loss, self._loss_steps + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.module.after_step(batch.step, self.total_steps)  # target network, then queue
@@ -103,16 +114,27 @@ class PretrainTask(LoaderTask):
         loss = all_reduce_sum(output.loss.detach().clone()) / self.fabric.world_size
         rest = {name: part for name, part in output._asdict().items() if name != "loss" and part is not None}
         gathered = StepOutput(loss=loss, **{name: all_gather(part) for name, part in rest.items()})
-        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids))}
-        if (queue := self.module.queue) is not None:
+        queue = self.module.queue
+        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
+        if queue is not None:
             values["queue_fill"] = len(queue) / queue.length
+        if "same_class" in values and self._labels is not None and not self._purity_explained:
+            chance = purity_chance(self._labels)
+            self.progress.say(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
+            self._purity_explained = True
         is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
         if is_collapsed and not self._collapsed:
-            text = f"warning: step {batch.step + 1}: {COLLAPSE_ADVICE}"
-            self.progress.say(text)
-            _log.warning(text)
+            self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed
+        if values.get("pulled_share", 1.0) < 0.5 and not self._pushes:
+            self._warn(batch.step, PUSH_ADVICE)
+            self._pushes = True
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
+
+    def _warn(self, step: int, advice: str) -> None:
+        text = f"warning: step {step + 1}: {advice}"
+        self.progress.say(text)
+        _log.warning(text)
 
     def display(self, step: int, values: Mapping[str, Any]) -> dict[str, str]:
         """Return the values shown beside the progress bar."""
@@ -122,14 +144,23 @@ class PretrainTask(LoaderTask):
             "effective_rank": ("effective rank", "{:.0f}"),
             "same_class": ("neighbor purity", "{:.0%}"),
             "queue_knn": ("queue kNN", "{:.0%}"),
+            "neighbor_agreement": ("agreement", "{:.0%}"),
+            "pulled_share": ("pulled", "{:.0%}"),
         }
-        return {title: text.format(values[name]) for name, (title, text) in titles.items() if name in values}
+        epoch = f"{-(-step // self.steps_per_epoch)}/{self.config.epochs}"
+        shown = {title: text.format(values[name]) for name, (title, text) in titles.items() if name in values}
+        return {"epoch": epoch, **shown}
+
+    def epoch_means(self) -> dict[str, str]:
+        """Return the mean loss of the epoch's steps."""
+        return {"loss": f"{float(self._loss_sum) / self._loss_steps:.3f} (mean)"}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return method, queue, optimizer, loss scale and the list of unreadable images."""
+        """Return method, queue, optimizer, loss scale, the losses of the epoch and the list of unreadable images."""
         tensors, info = super().state()
         precision = self.fabric.strategy.precision.state_dict()  # the loss scale of 16-bit precision; else empty
-        return tensors, {**info, "precision": precision, "data": self._data_fingerprint}
+        losses = {"epoch_loss_sum": float(self._loss_sum), "epoch_loss_steps": self._loss_steps}
+        return tensors, {**info, "precision": precision, "data": self._data_fingerprint, **losses}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint of this run."""
@@ -140,6 +171,27 @@ class PretrainTask(LoaderTask):
             )
         super().load_state(checkpoint)
         self.fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
+        # Older checkpoints have no losses: the mean is then that of the steps since the resume.
+        self._loss_sum.fill_(checkpoint.info.get("epoch_loss_sum", 0.0))
+        self._loss_steps = checkpoint.info.get("epoch_loss_steps", 0)
+
+    def checkpoint_bytes(self) -> int:
+        """Return the size of the tensors of a checkpoint after the first step, when the optimizer has its moments."""
+        moments = 2 if self.config.optimizer == "adamw" else 1
+        trained = sum(parameter.nbytes for parameter in self.module.parameters() if parameter.requires_grad)
+        return sum(tensor.nbytes for tensor in self.module.state_dict().values()) + moments * trained
+
+    def on_epoch(self, step: int, metrics: MetricsLog) -> None:
+        """Add about ten neighbor grids per run to TensorBoard, and the projections after the last epoch."""
+        queue, epoch = self.module.queue, step // self.steps_per_epoch
+        if queue is None or self.dataset.remote or (epoch % -(-self.config.epochs // 10) and step < self.total_steps):
+            return
+        from snclr.train.tensorboard_images import neighbor_grid, png, write_projector
+
+        if (grid := neighbor_grid(queue, self.dataset)) is not None:
+            metrics.write_image(step, "neighbors", png(grid), grid.shape[:2])
+        if step == self.total_steps:
+            write_projector(self.run.tensorboard, queue, self.dataset)
 
     def on_save(self, step: int) -> None:
         """Write skipped.jsonl (the unreadable images and the reasons) and, if it is due, an encoder snapshot."""

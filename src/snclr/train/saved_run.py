@@ -11,7 +11,8 @@ import torch
 from snclr.checkpoint import state
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
-from snclr.errors import UserError
+from snclr.errors import UserError, known_spelling, snclr_command
+from snclr.methods.config import METHODS
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
 
@@ -21,13 +22,16 @@ _log = logging.getLogger("snclr")
 def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
     """Return the saved config of the run in `out`, with those of `settings` that may change."""
     if not settings.get("out"):
-        raise UserError("out is missing: give the run directory to resume (--out)")
+        raise UserError("out is missing. Give the run directory to resume.")
     path = RunDir(str(settings["out"])).config
     if not path.is_file():
         return resolve(settings)  # killed before its settings were written, so nothing is lost
     saved = {**read_config(path), "resume": False, "overwrite": False}
     given = {name: value for name, value in settings.items() if value is not None}
-    _refuse_change("method", given.get("method", saved.get("method")), saved, given)  # it determines the others
+    if given.get("momentum") == "auto":  # the run has the number that was computed at its start
+        del given["momentum"]
+    # The method determines the other settings.
+    _refuse_change("method", known_spelling(str(given.get("method", saved.get("method"))), METHODS), saved, given)
     resumed = resolve({**saved, **given})
     for name, value in resumed.to_dict().items():
         if name in given and name not in MAY_CHANGE_ON_RESUME:
@@ -39,7 +43,7 @@ def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str
     if value != saved.get(name):
         raise UserError(
             f"the run in {given['out']} has {name}={saved.get(name)!r}, not {name}={value!r}: a run is resumed with its"
-            " own settings. Omit the flag, or start a new run with another --out and --init-from."
+            " own settings. Omit it, or start a new run with another --out and --init-from."
         )
 
 
@@ -51,7 +55,8 @@ def load_trained_method(run_path: str | Path, device: torch.device | None = None
     config = resolve({**read_config(run.config), "resume": False, "overwrite": False})
     checkpoint = latest_checkpoint(run.checkpoints, _log.warning)
     if checkpoint is None:
-        raise UserError(f"{run.path} has no checkpoint yet; continue it with snclr pretrain --resume --out {run.path}")
+        command = snclr_command("pretrain", "--resume", "--out", run.path)
+        raise UserError(f"{run.path} has no checkpoint yet. Continue it with {command}")
     classifier = checkpoint.tensors.get("method/classifier.weight")  # of a supervised method
     method: Any = build_method(config, encoder_spec(config), classes=None if classifier is None else len(classifier))
     state.load_method_state(checkpoint.tensors, method)

@@ -79,12 +79,19 @@ class TrainTask(ABC, Generic[BatchT]):
         """Return the values to show beside the progress bar."""
         return values
 
+    def epoch_means(self) -> Mapping[str, Any]:
+        """Return what replaces values of the last step in the line of an epoch: means over its steps."""
+        return {}
+
     def new_skips(self) -> list[Any]:
         """Return the unreadable images this rank found since the last `merge_skips`."""
         return []
 
     def merge_skips(self, parts: list[list[Any]]) -> None:
         """Add the `new_skips` of every rank, in rank order."""
+
+    def on_epoch(self, step: int, metrics: MetricsLog) -> None:
+        """Add to the metrics after an epoch (rank 0)."""
 
     def on_save(self, step: int) -> None:
         """Write files that go with the checkpoint of a step (rank 0)."""
@@ -176,16 +183,19 @@ class Trainer(Generic[BatchT]):
                 if batch is None:
                     break
                 fetched = time.perf_counter()
-                values = task.step(batch, log=(step + 1) % self.log_every == 0 or step + 1 == total)
                 step += 1
+                epoch_ends = self.epoch_lines and step % task.steps_per_epoch == 0
+                values = task.step(batch, log=step % self.log_every == 0 or step == total or epoch_ends)
                 self._report(step, values, fetched - began, time.perf_counter() - fetched)
+                if self.metrics is not None and step % task.steps_per_epoch == 0:
+                    task.on_epoch(step, self.metrics)
                 if self.save_every is not None and step % self.save_every == 0:
                     self._save(step)
             del batches  # end the data workers before the last checkpoint is written
             self._save(step)
-        if step < total:
-            assert self.stop.requested is not None
-            raise StopRequested(self.stop.requested, step, total)
+            if step < total:
+                assert self.stop.requested is not None
+                raise StopRequested(self.stop.requested, step, total)
 
     def _next_batch(self, batches: Iterator[BatchT], step: int, *, first: bool) -> BatchT | None:
         """Fetch the next batch and agree with the other ranks, by one all_gather.
@@ -231,8 +241,8 @@ class Trainer(Generic[BatchT]):
         epoch, rest = divmod(step, task.steps_per_epoch)
         if self.epoch_lines and rest == 0:
             epochs = task.total_steps // task.steps_per_epoch
-            shown = ", ".join(f"{name} {value}" for name, value in progress.values.items())
-            line = f"epoch {epoch}/{epochs}: {shown or 'no values yet (see --log-every)'}"
+            shown = {**task.display(step, values), **task.epoch_means()}
+            line = f"epoch {epoch}/{epochs}: " + ", ".join(f"{k} {v}" for k, v in shown.items() if k != "epoch")
             _log.info(line)
             if epoch % -(-epochs // 20) == 0:
                 progress.say(line)
@@ -283,16 +293,17 @@ def load_checkpoint(
 def check_finite(
     step: int, loss: Tensor, ids: list[int], *, report: Path, advice: str, gradient_norm: float = 0.0,
     check_gradient: bool = True,
-) -> None:  # fmt: skip
-    """Raise UserError on all ranks if the loss of any rank, or the gradient, is not finite.
+) -> Tensor:  # fmt: skip
+    """Return the mean loss over ranks; raise UserError on all ranks if a loss, or the gradient, is not finite.
 
     Call it before the update: the weights stay as they were. The images of the step are written to `report`.
     """
-    value = float(loss.detach())
-    bad_losses = all_reduce_sum(torch.tensor([float(not math.isfinite(value))], device=loss.device)).item()
+    own = loss.detach().float()
+    total = all_reduce_sum(torch.stack([(~own.isfinite()).float(), own]))
+    bad_losses = total[0].item()
     if not bad_losses and (math.isfinite(gradient_norm) or not check_gradient):
-        return
-    every = list(enumerate(all_gather_objects((str(value), ids))))
+        return total[1] / rank_and_size()[1]
+    every = list(enumerate(all_gather_objects((str(float(own)), ids))))
     # A loss belongs to one rank's images. The gradient is a mean over ranks, so any image may be the cause.
     suspects = [(rank, part) for rank, part in every if not bad_losses or not math.isfinite(float(part[0]))]
     if rank_and_size()[0] == 0:

@@ -16,7 +16,7 @@ from snclr.data.cache import cache_path, load_cached, save_cached
 from snclr.data.datasets.base import FileDataset
 from snclr.data.decode import SUFFIXES
 from snclr.data.labels import encode_labels, number_labels
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 
 # Subfolders of each split in a folder with train/ and val/ or test/.
 _SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "test"), "test": ("test", "val")}
@@ -79,7 +79,7 @@ def open_list(path: Path, *, name: str) -> FileDataset:
     missing = [file for file in files if not os.path.isfile(path.parent / file)]
     if missing:
         raise UserError(
-            f"{name} lists {len(missing)} files that do not exist, e.g. {', '.join(missing[:3])}. Paths are relative "
+            f"{name} lists {count(len(missing), 'missing file')}, e.g. {', '.join(missing[:3])}. Paths are relative "
             f"to {path.parent}, and a label is separated by a TAB."
         )
     labels, classes = number_labels(names)

@@ -10,8 +10,11 @@ import hashlib
 import importlib
 import io
 import re
+import socket
 import urllib.parse
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ _REFUSED = ("pandas", "sql", "spark", "generator", "cache")
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "picture", "photo")
 _LABEL_NAMES = ("label", "labels", "fine_label", "class", "cls")
 _SAMPLE = 256
+_CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -243,8 +247,36 @@ def _call(spec: Spec, function: str, *arguments: Any, **options: Any) -> Any:
     datasets = _library()
     if spec.name in _REFUSED:
         raise UserError(f"{spec.text}: this kind of dataset may run code and is refused; save it as parquet")
+    with _offline_if_unreachable(datasets, local=Path(spec.name).exists()) as unreachable:
+        try:
+            return getattr(datasets, function)(spec.name, *arguments, **options)
+        except Exception as error:  # the library and the hub client raise many types
+            reason = (str(error).strip() or type(error).__name__).partition("\n")[0][:500]
+            if unreachable:
+                reason = f"{unreachable}, and it is not in the local cache. Check the network."
+            raise UserError(f"{spec.text} cannot be opened: {reason}") from error
+
+
+@contextmanager
+def _offline_if_unreachable(datasets: Any, *, local: bool) -> Iterator[str | None]:
+    """Within the block, use only the local cache if the hub cannot be reached; yield the reason, or None.
+
+    The hub client retries each request for about 40 seconds, also if there is no network at all.
+    """
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    address = urllib.parse.urlsplit(constants.ENDPOINT)
+    reason = None
+    if not (local or datasets.config.HF_HUB_OFFLINE or "https" in urllib.request.getproxies()):
+        try:
+            socket.create_connection((str(address.hostname), address.port or 443), _CONNECT_SECONDS).close()
+        except OSError as error:
+            reason = f"{address.hostname} cannot be reached ({error.strerror or error})"
+    if reason is None:
+        yield None
+        return
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
-        return getattr(datasets, function)(spec.name, *arguments, **options)
-    except Exception as error:  # the library and the hub client raise many types
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0][:500]
-        raise UserError(f"{spec.text} cannot be opened: {reason}") from error
+        yield reason
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before

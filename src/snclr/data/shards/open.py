@@ -22,7 +22,7 @@ from snclr.data.shards.cache import RemoteShard, ShardCache
 from snclr.data.shards.dataset import PREFETCH, START, WINDOW, ShardDataset
 from snclr.data.shards.index import ShardIndex, index_file, index_shard, merge_indexes
 from snclr.data.shards.manifest import MANIFEST, read_manifest
-from snclr.errors import UserError
+from snclr.errors import UserError, snclr_command
 from snclr.runtime.progress import Progress
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def open_shards(spec: str | Path, *, name: str) -> ShardDataset:
 def _open_paths(paths: list[Path], name: str) -> ShardDataset:
     missing = [str(path) for path in paths if not path.is_file()]
     if missing or not paths:
-        examples = f"{len(missing)} of its {len(paths)} shards do not exist, e.g. {', '.join(missing[:3])}"
+        examples = f"missing shards: {len(missing)} of {len(paths)}, e.g. {', '.join(missing[:3])}"
         raise UserError(f"{name}: {examples if missing else 'no shard matches; check the path and the numbers'}")
     with ThreadPoolExecutor(max_workers=4) as pool:
         index = merge_indexes(list(pool.map(index_file, paths)))
@@ -162,7 +162,7 @@ def _check_size(path: Path, expected: int, name: str) -> None:
         problem = "is missing" if size is None else f"has {size:,} bytes, not the {expected:,} of the manifest"
         raise UserError(
             f"{name}: the shard {path} {problem}. Copy it again, or pack the folder again. "
-            f"`snclr pack --verify {path.parent}` checks every shard."
+            f"`{snclr_command('pack', '--verify', path.parent)}` checks every shard."
         )
 
 

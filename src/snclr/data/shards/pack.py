@@ -26,7 +26,7 @@ from snclr.data.sampler import Ids, epoch_order
 from snclr.data.shards.index import ShardIndex
 from snclr.data.shards.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, write_manifest
 from snclr.data.shards.tar import read_members, write_shard
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.io.atomic import partial_path, remove_partial, sweep, write_atomic
 from snclr.io.hashing import sha256_file
 from snclr.io.locking import FileLock, lock_folder
@@ -235,7 +235,7 @@ class _SplitJob:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         if not rows:
-            raise UserError(f"none of the {len(self.dataset)} files of {self.dataset.name} is a readable image")
+            raise UserError(f"{self.dataset.name} has no readable image among {count(len(self.dataset), 'file')}")
         rows.sort()  # in the order of the folder: an image has the same id in both, and so the same views
         indices = [row[0] for row in rows]
         self.packed.update(indices)

@@ -24,7 +24,7 @@ TRIES = 10
 CROP_NUMBERS = 2 * TRIES + 2  # random numbers per box
 _LOG_RATIO = np.log(4 / 3)  # aspect ratios from 3/4 to 4/3
 _TABLE_NUMBERS = 2**21  # 16 MB; half of it for 32 × 32 images
-_MARGIN = 256 / 224  # resize relative to the center crop
+CENTER_CROP_MARGIN = 256 / 224  # resize relative to the center crop
 _LONGEST = 4  # times the crop size; longer images are not resized as a whole
 
 
@@ -89,7 +89,7 @@ def center_crop(image: RGBImage, size: int) -> RGBImage:
     if height == width == size:
         return image
     short = min(height, width)
-    target = int(size * _MARGIN) if short > size else size
+    target = int(size * CENTER_CROP_MARGIN) if short > size else size
     # The long side rounds down, as torchvision's Resize does.
     new_width, new_height = (max(target, int(target * side / short)) for side in (width, height))
     left, top = round((new_width - size) / 2), round((new_height - size) / 2)

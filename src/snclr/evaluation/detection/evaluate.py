@@ -13,7 +13,7 @@ import torch
 
 from snclr.distributed.collectives import broadcast_object, check_equal_across_ranks, raise_on_all_ranks
 from snclr.distributed.launch import check_batch_size
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.detection.annotations import Fault
 from snclr.evaluation.detection.coco import CocoSet, open_coco
 from snclr.evaluation.detection.detector import (
@@ -60,7 +60,7 @@ def evaluate_detection(
     if detector is not None:
         trained = _open_trained(run, Path(detector), val, fabric)
     else:
-        start = f"on {description}, {settings.iterations:,} iterations of {settings.batch_size} images"
+        start = f"on {description}, {settings.iterations:,} iterations of {count(settings.batch_size, 'image')}"
         trained = _train(run, init, encoder, train, settings, fabric, opening=start, workers=workers, quiet=quiet)
     detections, bad = detect_objects(
         trained.model, val, trained.settings, device=fabric.device, workers=workers, quiet=quiet
@@ -192,10 +192,10 @@ def _training_protocol(s: DetectSettings, start: InitialWeights, chosen: CocoSet
     return (
         f"Mask R-CNN {start.spec.name}-FPN from {start.description}: every stage trained{stem}, batch norm in backbone "
         f"and FPN ({norm}), {s.width} channels, anchors from {s.anchor} px; {s.iterations:,} iterations of "
-        f"{s.batch_size} images, SGD (momentum {s.momentum:g}, weight decay {s.weight_decay:g}), learning rate "
-        f"{s.peak_lr:g} ({s.lr:g} × batch/16), ÷10 after {s.milestones[0]:,} and {s.milestones[1]:,}, linear warm-up "
-        f"over {s.warmup:,}, short side {low}–{high} px (long side ≤ {s.long_side}), flips, seed {s.seed}, on "
-        f"{len(chosen):,} images{empty} of {chosen.file}"
+        f"{count(s.batch_size, 'image')}, SGD (momentum {s.momentum:g}, weight decay {s.weight_decay:g}), "
+        f"learning rate {s.peak_lr:g} ({s.lr:g} × batch/16), ÷10 after {s.milestones[0]:,} and {s.milestones[1]:,}, "
+        f"linear warm-up over {s.warmup:,}, short side {low}–{high} px (long side ≤ {s.long_side}), flips, "
+        f"seed {s.seed}, on {count(len(chosen), 'image')}{empty} of {chosen.file}"
     )
 
 
@@ -204,7 +204,8 @@ def _test_protocol(s: DetectSettings, val: CocoSet, unreadable: int) -> str:
     objects = sum(not one.crowd for number in range(len(val)) for one in val.objects[number])
     left_out = f", {unreadable} of them unreadable and left out" if unreadable else ""
     return (
-        f"tested once, after the last iteration, at short side {s.short_side[1]} px on {len(val):,} images "
-        f"({objects:,} objects, {len(val.categories)} classes) of {val.file}{left_out}; AP by pycocotools: IoU 0.50 to "
+        f"tested once, after the last iteration, at short side {s.short_side[1]} px on {count(len(val), 'image')} "
+        f"({count(objects, 'object')}, {count(len(val.categories), 'class')}) of {val.file}"
+        f"{left_out}; AP by pycocotools: IoU 0.50 to "
         "0.95, at most 100 detections per image, scores from 0.05"
     )

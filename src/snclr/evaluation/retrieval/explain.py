@@ -24,7 +24,7 @@ from snclr.evaluation.features import extract_features
 from snclr.evaluation.retrieval.gallery import Gallery, label_of, open_queries, training_images
 from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.space import weigh_as_trained
-from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
+from snclr.methods.snclr.loss import SoftNeighborLoss, neighbor_logits, weighted_loss
 from snclr.methods.snclr.queue import nearest_neighbors
 from snclr.runtime.device import pick_device
 from snclr.train.saved_run import load_trained_method
@@ -32,7 +32,7 @@ from snclr.train.saved_run import load_trained_method
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
 DENOMINATORS = {
     "own": "the row's own K+1 terms, Σ_{i=0..K} exp(z1·NN_i/τ): a batch of this one image has no other instances",
-    "y2": "exp(z1·y2/τ) alone: Eq. 1, which has no neighbors, for a batch of this one image",
+    "y2": "exp(z1·y2/τ) alone, without the image's own neighbors, for a batch of this one image",
 }
 DrawExplanation = Callable[[Explanation, Callable[[ExplainedTerm], "RGBImage | None"], Path], None]
 """Draws an explanation to a PNG file; the function loads the image of a term, None if it cannot be read."""
@@ -76,10 +76,11 @@ def explain_image(
     terms[0] = replace(terms[0], key=query.key(0), label=label)
     settings = method.criterion.config
     figure = Path(out) if out is not None else RunDir(run).figures / f"explain-{Path(str(image)).stem}.png"
+    alone = settings.sides in ("neither", "other-negatives")
     explanation = Explanation(
         image=str(image), view=VIEW, candidates=gallery.description, loss=loss, form=settings.loss_form,
         sides=settings.sides, tau=settings.temperature, gamma=settings.gamma,
-        denominator=DENOMINATORS["y2" if settings.sides == "neither" else "own"], neighbors=len(terms) - 1,
+        denominator=DENOMINATORS["y2" if alone else "own"], neighbors=len(terms) - 1,
         terms=terms, note=gallery.note,
     )  # fmt: skip
 
@@ -129,16 +130,18 @@ def explain_loss(
     if not bool(nearest.mask.any()):
         raise UserError("there is no candidate other than the image itself; give more images as --candidates")
     w = weigh_as_trained(criterion, y1, candidates[nearest.index.clamp(min=0)], nearest.mask, gamma=s.gamma)
-    loss = soft_neighbor_loss(z1, y2, candidates, nearest.index, w, tau=s.temperature, form=s.loss_form, sides=s.sides)
+    pull = criterion.raises_weights
+    logits = neighbor_logits(z1, y2, candidates, nearest.index, tau=s.temperature, sides=s.sides, pull=pull)
+    (loss,), w, _ = weighted_loss(logits, w, form=s.loss_form, sides=s.sides, pull=pull)
     mask = nearest.mask[0]
     positions = nearest.index[0][mask]
     nn_i = torch.cat([y2, candidates[positions]]).cpu().double()  # (K+1, D), on the CPU: MPS has no float64
     prediction = nn_i @ z1[0].cpu().double()
     weights = torch.cat([w.new_ones(1), w[0][mask]]).cpu().double()
-    logits = prediction / s.temperature
-    if s.sides == "neither":  # Eq. 1: no neighbor in the denominator
-        logits[1:] = -torch.inf
-    log_p = logits - logits.logsumexp(dim=0)
+    terms_of_p = prediction / s.temperature
+    if s.sides in ("neither", "other-negatives"):  # no neighbor of this image in the denominator
+        terms_of_p[1:] = -torch.inf
+    log_p = terms_of_p - terms_of_p.logsumexp(dim=0)
     neighbors_are_positive = s.sides in ("both", "positives")
     term = weights * (-log_p if s.loss_form == "outside" and neighbors_are_positive else log_p.exp())
     if not neighbors_are_positive:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,14 @@ from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.data.splits import Subset
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.index import Hits, find_similar
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, weigh_by_cosine
 from snclr.evaluation.session import Session, data_of
 from snclr.methods.snclr.queue import NeighborQueue
+from snclr.train.health import PURITY_OF_CENTER_CROPS, PURITY_OF_QUEUE
 
 _ROWS = 1024  # queries weighted at once: their neighbors' features are (rows, K, D)
 
@@ -46,11 +48,13 @@ class Gallery:
     skipped: Sequence[Skip] = ()
     note: str | None = None
     """Why `dataset` is None."""
+    is_queue: bool = False
+    """Whether the features are those of augmented views in a run's queue."""
 
     @classmethod
     def from_features(cls, features: Features, dataset: ImageDataset) -> Gallery:
         """Use the readable images of a dataset."""
-        description = f"{len(features.ids):,} images of {dataset.name}"
+        description = f"{count(len(features.ids), 'image')} of {dataset.name}"
         return cls(F.normalize(features.features, dim=1), features.ids, dataset, description, features.skipped)
 
     @classmethod
@@ -66,9 +70,9 @@ class Gallery:
                 f"the queue of {run} is empty. Train for at least one step, or give a folder of images as --candidates"
             )
         dataset, note = training_images(run, data_of(run))
-        description = f"the run's queue, {len(queue):,} features" + ("" if note is None else f" ({note})")
+        description = f"the run's queue, {count(len(queue), 'feature')}" + ("" if note is None else f" ({note})")
         features, ids = queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu()
-        return cls(features, ids, dataset, description, note=note)
+        return cls(features, ids, dataset, description, note=note, is_queue=True)
 
     def key(self, index: int) -> str:
         """Return the key of an image, or "image INDEX" if the dataset is not available."""
@@ -168,6 +172,25 @@ def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:
     return shares
 
 
+def purity_chance(rows: Sequence[NeighborRow], gallery: Gallery) -> float | None:
+    """Return the neighbor purity of random neighbors; None if no label is known.
+
+    It is Σ p q over the class shares p of the queries and q of the gallery: if both are the same images, the sum of
+    squared class shares.
+    """
+    queries = Counter(row.label for row in rows if row.label is not None)
+    images = Counter(label for label in map(gallery.label, gallery.ids.tolist()) if label is not None)
+    if not queries or not images:
+        return None
+    return sum(size * images[label] for label, size in queries.items()) / (queries.total() * images.total())
+
+
+def describe_purity(gallery: Gallery, chance: float | None) -> str:
+    """Explain the neighbor purity of queries among a gallery, with its chance level."""
+    text = PURITY_OF_QUEUE if gallery.is_queue else PURITY_OF_CENTER_CROPS
+    return text if chance is None else f"{text}; chance {chance:.1%}"
+
+
 def open_queries(text: str | Path, *datasets: ImageDataset | None) -> ImageDataset:
     """Open an image file, a folder of images, or one image of the datasets by its key (e.g. demo/train/12)."""
     path = Path(text).expanduser()
@@ -222,8 +245,8 @@ def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, T
 
     Files are compared by device and inode: a link to an image is the same image, a copy is not.
     """
-    (query_source, query_index), (gallery_source, gallery_index) = _source(queries), _source(gallery)
-    if _is_same_dataset(query_source, gallery_source):
+    (query_source, query_index), (gallery_source, gallery_index) = source_of(queries), source_of(gallery)
+    if is_same_dataset(query_source, gallery_source):
         return torch.from_numpy(query_index), torch.from_numpy(gallery_index)
     query_inodes = [_inode(_file_of(queries, index)) for index in range(len(queries))]
     numbers = {inode: number for number, inode in enumerate(query_inodes) if inode is not None}
@@ -236,7 +259,7 @@ def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, T
     return query_ids, gallery_ids
 
 
-def _source(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
+def source_of(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
     """Return the dataset that a subset was taken from, and the index (n,) of each image in it."""
     index = np.arange(len(dataset))
     while isinstance(dataset, Subset):
@@ -245,7 +268,7 @@ def _source(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
     return dataset, index
 
 
-def _is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
+def is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
     """Return whether two datasets hold the same images in the same order.
 
     The fingerprint of a folder covers file names only, so folders are also compared by inode: two folders that both

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.scoring import check_widths
 from snclr.methods.snclr import kernels as streaming
 
@@ -60,7 +60,7 @@ def find_similar(
     if choose_index(index, len(q), len(c)) == "faiss":
         return _search_faiss(q, c, k, same)
     cosine, positions = streaming.topk(q, c, k, exclude=same)
-    return Hits(cosine, positions, f"exact over {len(c):,} images", None)
+    return Hits(cosine, positions, f"exact over {count(len(c), 'image')}", None)
 
 
 def check_k(k: int) -> None:
@@ -117,7 +117,7 @@ def _search_faiss(q: Tensor, c: Tensor, k: int, same: Pairs | None) -> Hits:
     cosine, positions = _search(ivf, q, k, extra, same)
     method = (
         f"faiss IVF over {len(c):,} images: {ivf.nprobe} of {lists} lists, recall@{k} {recall:.3f} against the exact "
-        f"search on {len(sample)} queries"
+        f"search, queries sampled: {len(sample)}"
     )
     return Hits(cosine, positions, method, recall)
 

@@ -15,7 +15,15 @@ from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
-from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_purity, neighbor_rows, open_queries
+from snclr.evaluation.retrieval.gallery import (
+    Gallery,
+    Queries,
+    describe_purity,
+    neighbor_purity,
+    neighbor_rows,
+    open_queries,
+    purity_chance,
+)
 from snclr.evaluation.retrieval.results import NeighborRow, NeighborsResult
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
@@ -60,6 +68,7 @@ def find_neighbors(
         total, source = len(whole.y2.ids), f" of {dataset.name}, seed {seed}"
     table = [(each.dataset, row) for each in queries for row in neighbor_rows(each, gallery, k, weigh=space.weigh)[0]]
     purity = neighbor_purity([row for _, row in table])
+    chance = purity_chance([row for _, row in table], gallery)
     count = f"{len(table):,}" + (f" of the {total:,}" if total > len(table) else "")
     protocol = (
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
@@ -72,10 +81,12 @@ def find_neighbors(
         _write(figure, drawn, gallery, protocol, purity, draw)
     if not images and any(share is not None for share in purity):
         numbers = {f"neighbor_purity_at_{rank}": share for rank, share in enumerate(purity, start=1)}
-        session.record("neighbors", numbers, protocol)
+        session.record("neighbors", numbers, protocol, n=len(table), chance=chance)
     return NeighborsResult(
         rows=[row for _, row in drawn],
         neighbor_purity=purity,
+        chance=chance,
+        purity_description=describe_purity(gallery, chance),
         queries=len(table),
         protocol=protocol,
         skipped=[skip for each in queries for skip in each.y2.skipped],

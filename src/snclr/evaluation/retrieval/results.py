@@ -86,6 +86,10 @@ class NeighborsResult(_Result):
     """The rows of the figure."""
     neighbor_purity: list[float | None]
     """For each rank, the share of all queries whose neighbor has their class; None without labels."""
+    chance: float | None
+    """The neighbor purity of random neighbors; None without labels."""
+    purity_description: str
+    """What is compared with what."""
     queries: int
     protocol: str
     skipped: list[Skip]

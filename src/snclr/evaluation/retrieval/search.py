@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from snclr.data.datasets.base import ImageDataset, open_dataset
-from snclr.errors import UserError
+from snclr.errors import UserError, snclr_command
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.embeddings import Embeddings, read_embeddings
 from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_rows, open_queries
@@ -62,7 +62,7 @@ def _read(path: Path, space: EmbeddingSpace, run: Path) -> Embeddings:
     if saved.metadata.get("weights_sha256") != weights_digest(space.search.state_dict()):
         raise UserError(
             f"{path} was written with other weights (run {saved.metadata.get('run')}) than those of {run}. Features of "
-            f"two encoders cannot be compared; write it again: snclr embed {run} --out {path}"
+            f"two encoders cannot be compared; write it again: {snclr_command('embed', run, '--out', path)}"
         )
     return saved
 

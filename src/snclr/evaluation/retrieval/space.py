@@ -36,6 +36,8 @@ class EmbeddingSpace:
     queue: NeighborQueue | None
     image_size: int
     description: str
+    criterion: SoftNeighborLoss | None = None
+    """SNCLR's loss: its settings give w as in training."""
 
     def features(self, session: Session, dataset: ImageDataset, description: str) -> Features:
         """Extract the features of Eq. 3 of a dataset, or read them from the run's cache."""
@@ -64,7 +66,7 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
         weigh = functools.partial(weigh_as_trained, criterion, gamma="max")
         return EmbeddingSpace(
             method.target_network, nn.Sequential(method.encoder, method.projector), "y2", weigh, criterion.queue,
-            config.image_size, _describe(criterion),
+            config.image_size, _describe(criterion), criterion,
         )  # fmt: skip
     if queue:
         if method.queue is None:
@@ -86,7 +88,7 @@ def weigh_by_cosine(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
 
 
 def weigh_as_trained(
-    criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max"]
+    criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"]
 ) -> Tensor:
     """Compute Eq. 4 of y1 (n, D) and neighbors (n, K, D) with the weights, f1, f2 and temperature of the run."""
     criterion.f1.to(y1.device)

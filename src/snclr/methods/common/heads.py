@@ -1,8 +1,8 @@
 """Projector and predictor MLPs, and the prototype layer.
 
-The paper's heads are BYOL's: linear, batch norm, ReLU, linear, with 4096 hidden units and 256 outputs. MoCo v3's
-projector has three linear layers and a final batch norm without scale and shift. MoCo v2's has no batch norm, and
-neither has DINO's on an encoder without batch norm.
+The paper's heads are BYOL's: linear, batch norm, ReLU, linear without bias, with 4096 hidden units and 256 outputs.
+MoCo v3's projector has three linear layers and a final batch norm without scale and shift. MoCo v2's has no batch norm,
+and neither has DINO's on an encoder without batch norm.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ def mlp(
     layers: int = 2,
     final_bn: bool = False,
     hidden_bn: bool = True,
+    final_bias: bool = True,
     activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
     """Return an MLP (N, in_features) → (N, out) of `layers` linear layers, with batch norm and ReLU between them.
 
     `final_bn` adds a batch norm without scale and shift at the end; `hidden_bn=False` omits those between the layers.
+    `final_bias=False` omits the bias of the last layer. No layers: the identity.
     """
     widths = [in_features, *[hidden] * (layers - 1), out]
     parts: list[nn.Module] = []
@@ -32,7 +34,8 @@ def mlp(
         last = depth == layers - 1
         batch_norm = final_bn if last else hidden_bn
         # A batch norm subtracts the mean and with it the bias of the layer before.
-        parts.append(nn.Linear(widths[depth], widths[depth + 1], bias=not batch_norm))
+        bias = not batch_norm and (final_bias or not last)
+        parts.append(nn.Linear(widths[depth], widths[depth + 1], bias=bias))
         if batch_norm:
             parts.append(nn.BatchNorm1d(widths[depth + 1], affine=not last))
         if not last:

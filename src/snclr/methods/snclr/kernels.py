@@ -99,19 +99,28 @@ class Keys:
     keys: Tensor  # (M, D)
     index: Tensor | None = None  # (U,) default: all keys
     count: Tensor | None = None  # (U,) multiplicity in the sum; default: 1
+    exclude: Tensor | None = None  # (N, E) positions in U that row n leaves out; -1: none
 
-    def tiles(self, size: int, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield keys (B, D) and log counts (B,) tile by tile; indexed keys are copied one tile at a time."""
+    def tiles(self, size: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yield start, keys (B, D) and log counts (B,) tile by tile; indexed keys are copied one tile at a time."""
         total = len(self.keys) if self.index is None else len(self.index)
         for start in range(0, total, size):
             tile = slice(start, min(start + size, total))
             keys = self.keys[tile] if self.index is None else self.keys.index_select(0, self.index[tile])
-            yield keys.to(dtype), None if self.count is None else self.count[tile].to(dtype).log()
+            yield start, keys.to(dtype), None if self.count is None else self.count[tile].to(dtype).log()
+
+    def leave_out_(self, logits: Tensor, rows: slice, start: int) -> None:
+        """Set the logits of `exclude` to -inf in a tile (n, B) that starts at key `start`."""
+        if self.exclude is not None:
+            position = self.exclude[rows] - start
+            row, entry = ((position >= 0) & (position < logits.shape[1])).nonzero(as_tuple=True)
+            logits[row, position[row, entry]] = -torch.inf
 
 
 def logsumexp(z: Tensor, key_sets: Sequence[Keys], tau: float) -> Tensor:
     """`log Σ_c count_c exp(z·c/τ)` over every key of `key_sets`, for each row of z (N, D) → (N,).
 
+    The first key set must not exclude any key, so that every row has a finite maximum from the first tile on.
     One pass with a running maximum computes value and gradient in O(N·D) memory: the gradient of a log-sum-exp is the
     softmax-weighted mean of its keys, so the backward pass is one multiplication.
 
@@ -133,7 +142,7 @@ class _StreamingLogSumExp(torch.autograd.Function):
         mean_key = torch.zeros_like(scaled) if wants_gradient else None
         buffer = scaled.new_empty(min(_LSE_ROWS, len(z)), _LSE_KEYS)
         for key_set in key_sets:
-            for keys, log_count in key_set.tiles(_LSE_KEYS, z.dtype):
+            for first, keys, log_count in key_set.tiles(_LSE_KEYS, z.dtype):
                 for start in range(0, len(z), _LSE_ROWS):
                     rows = slice(start, min(start + _LSE_ROWS, len(z)))
                     logits = buffer[: rows.stop - rows.start, : len(keys)]
@@ -141,6 +150,7 @@ class _StreamingLogSumExp(torch.autograd.Function):
                         torch.mm(scaled[rows], keys.T, out=logits)
                     else:
                         torch.addmm(log_count, scaled[rows], keys.T, out=logits)
+                    key_set.leave_out_(logits, rows, first)
                     higher = torch.maximum(maximum[rows], logits.amax(dim=1, keepdim=True))
                     shrink = maximum[rows].sub_(higher).exp_()  # rescales the sums to the new maximum
                     logits.sub_(higher).exp_()

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
-from snclr.methods.common.features import autocast_disabled
+from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.config import LossForm, Sides, SoftNeighborConfig
 from snclr.methods.snclr import kernels
 from snclr.methods.snclr.kernels import Keys
@@ -30,6 +31,8 @@ from snclr.methods.snclr.queue import NeighborQueue, Neighbors
 
 FORMS = typing.get_args(LossForm)
 SIDES = typing.get_args(Sides)
+PULL_MARGIN = 1.1
+"""How far `pulling_weights` stays above the weight at which pull turns into push."""
 
 
 def positiveness(
@@ -78,46 +81,134 @@ def soft_neighbor_loss(
     tau: float = 0.2,
     form: str = "inside",
     sides: str = "both",
+    pull: bool = False,
     batch_y2: Tensor | None = None,
     batch_index: Tensor | None = None,
+    same_view: Keys | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Eq. 2, with NN_0 = y2, w_0 = 1 and p_i = exp(z1·NN_i/τ) / [the y2 and the neighbors of every instance].
 
     form   "inside": −log Σ_i w_i p_i (the paper);  "outside": Σ_i w_i (−log p_i)
     sides  where neighbors enter: "both"; "positives" (only the row's own neighbors, in numerator and denominator);
-           "negatives" (only in the denominator); "neither" (Eq. 1)
-    `batch_y2` (B, D) and `batch_index` (B, K) are y2 and index of all ranks; default y2 and index.
+           "negatives" (only in the denominator); "other-negatives" (only in the denominator, without the entries
+           that are neighbors of the row itself); "neither" (Eq. 1)
+    pull   raise the weights of neighbors that the row would be pushed away from, see `pulling_weights`; for "inside"
+    `batch_y2` (B, D) and `batch_index` (B, K) are y2 and index of all ranks; default y2 and index. `same_view` are more
+    negatives, see `same_view_keys`.
     """
-    if form not in FORMS or sides not in SIDES:
-        raise UserError(f"form must be one of {FORMS} and sides one of {SIDES}, not {form!r} and {sides!r}")
-    batch_y2 = y2 if batch_y2 is None else batch_y2
+    logits = neighbor_logits(
+        z1, y2, candidates, index, tau=tau, sides=sides, pull=pull, batch_y2=batch_y2, batch_index=batch_index,
+        same_view=same_view,
+    )  # fmt: skip
+    return _reduce(weighted_loss(logits, w, form=form, sides=sides, pull=pull).rows, reduction)
+
+
+class NeighborLogits(NamedTuple):
+    """The logits of Eq. 2 for one direction."""
+
+    own: Tensor  # (N, 1) z1·y2/τ
+    near: Tensor  # (N, K) z1·NN_i/τ, -inf where missing
+    counts: Tensor  # (N, K) how often the neighbor is in the denominator, 0 where missing
+    denominator: Tensor  # (N,) log of the denominator
+    others: Tensor | None = None  # (N,) log of the denominator without the row's neighbors, if asked for
+
+
+def neighbor_logits(
+    z1: Tensor,
+    y2: Tensor,
+    candidates: Tensor,
+    index: Tensor,
+    *,
+    tau: float,
+    sides: str,
+    pull: bool = False,
+    batch_y2: Tensor | None = None,
+    batch_index: Tensor | None = None,
+    same_view: Keys | None = None,
+) -> NeighborLogits:
+    """Return the logits of Eq. 2; the arguments are those of `soft_neighbor_loss`."""
+    if sides not in SIDES:
+        raise UserError(f"sides must be one of {SIDES}, not {sides!r}")
     batch_index = index if batch_index is None else batch_index
-    if sides == "neither" or len(candidates) == 0:
-        return contrastive_loss(z1, y2, tau=tau, batch_y2=batch_y2, reduction=reduction)
-
-    own = (z1 * y2).sum(dim=1, keepdim=True) / tau  # (N, 1): i = 0
+    keys = [Keys(y2 if batch_y2 is None else batch_y2), *([] if same_view is None else [same_view])]
+    own = (z1 * y2).sum(dim=1, keepdim=True) / tau  # i = 0
     mask = index >= 0
+    if sides == "neither" or len(candidates) == 0:
+        near = own.detach().new_full(index.shape, -torch.inf)
+        denominator = kernels.logsumexp(z1, keys, tau)
+        return NeighborLogits(own, near, torch.zeros_like(near), denominator, denominator.detach())
+
     neighbors = candidates[index.clamp(min=0)].to(z1.dtype)  # (N, K, D)
-    near = torch.einsum("nd,nkd->nk", z1, neighbors) / tau  # (N, K): i = 1..K
+    near = torch.einsum("nd,nkd->nk", z1, neighbors) / tau  # i = 1..K
     near = near.masked_fill(~mask, -torch.inf)
-
     if sides == "positives":  # of other instances only y2 is in the denominator
-        others = kernels.logsumexp(z1, [Keys(batch_y2)], tau)
-        denominator = torch.cat([others[:, None], near], dim=1).logsumexp(dim=1)
-    else:  # a neighbor of several instances is computed once and counted
-        count = torch.bincount(batch_index[batch_index >= 0].flatten(), minlength=len(candidates))
-        picked = count.nonzero().squeeze(1)
-        denominator = kernels.logsumexp(z1, [Keys(batch_y2), Keys(candidates, picked, count[picked])], tau)
+        rest = kernels.logsumexp(z1, keys, tau)
+        denominator = torch.cat([rest[:, None], near], dim=1).logsumexp(dim=1)
+        return NeighborLogits(own, near, mask.to(z1.dtype), denominator, rest.detach())
 
-    if sides == "negatives":
-        return _reduce(denominator - own.squeeze(1), reduction)
+    # A neighbor of several instances is computed once and counted.
+    count = torch.bincount(batch_index[batch_index >= 0].flatten(), minlength=len(candidates))
+    picked = count.nonzero().squeeze(1)
+    position = torch.full_like(count, -1).index_copy_(0, picked, torch.arange(len(picked), device=picked.device))
+    all_neighbors = Keys(candidates, picked, count[picked])
+    of_others = Keys(candidates, picked, count[picked], exclude=position[index.clamp(min=0)].where(mask, -1))
+    denominator = kernels.logsumexp(z1, [*keys, of_others if sides == "other-negatives" else all_neighbors], tau)
+    others = kernels.logsumexp(z1.detach(), [*keys, of_others], tau) if pull else None
+    return NeighborLogits(own, near, count[index.clamp(min=0)].where(mask, 0).to(z1.dtype), denominator, others)
+
+
+class WeightedLoss(NamedTuple):
+    """The loss of each row, the weights it used, and which neighbors the row is pulled toward."""
+
+    rows: Tensor  # (N,)
+    w: Tensor  # (N, K)
+    pulled: Tensor | None  # (N, K) bool; None if neighbors are no positives
+
+
+def weighted_loss(logits: NeighborLogits, w: Tensor, *, form: str, sides: str, pull: bool = False) -> WeightedLoss:
+    """Return Eq. 2 of each row from its logits and weights; the options are those of `soft_neighbor_loss`."""
+    if form not in FORMS:
+        raise UserError(f"form must be one of {FORMS}, not {form!r}")
+    if pull and form == "outside":
+        raise UserError("pull is for form 'inside', not 'outside'")
+    own, near, count, denominator, _ = logits
+    if sides not in ("both", "positives"):
+        return WeightedLoss(denominator - own.squeeze(1), w, None)
+    if pull:
+        w = pulling_weights(logits, w)
+    mask = count > 0
     if form == "outside":
         cost = torch.where(mask, denominator[:, None] - near, 0.0)
-        return _reduce(denominator - own.squeeze(1) + (w * cost).sum(dim=1), reduction)
-    supports = (w > 0) & mask
-    weighted = torch.where(supports, near + torch.where(supports, w, 1.0).log(), -torch.inf)
-    return _reduce(denominator - torch.cat([own, weighted], dim=1).logsumexp(dim=1), reduction)
+        rows = denominator - own.squeeze(1) + (w * cost).sum(dim=1)
+        threshold = (1 + w.sum(dim=1, keepdim=True)) * (near - denominator[:, None]).detach().exp()
+    else:
+        supports = (w > 0) & mask
+        weighted = torch.where(supports, near + torch.where(supports, w, 1.0).log(), -torch.inf)
+        rows = denominator - torch.cat([own, weighted], dim=1).logsumexp(dim=1)
+        threshold = (-rows.detach()).exp()[:, None]
+    return WeightedLoss(rows, w, (w > count * threshold).detach())
+
+
+def pulling_weights(logits: NeighborLogits, w: Tensor) -> Tensor:
+    """Raise weights w (N, K) in [0, 1] so that every row is pulled toward each of its neighbors.
+
+        w_i ← max( w_i, 1.1 · count_i · min(1, Σ_{i=0..K} w_i exp(z1·NN_i/τ) / others) )
+
+    `others` is the denominator without the row's own neighbors. For the form "inside" this guarantees w_i > count_i ·
+    exp(−L), which is the condition for pull; the proof is in docs/method/snclr.md.
+    """
+    assert logits.others is not None
+    with torch.no_grad():
+        numerator = torch.cat([logits.own, logits.near + w.log()], dim=1).logsumexp(dim=1)
+        least = PULL_MARGIN * logits.counts * (numerator - logits.others).exp().clamp(max=1)[:, None]
+    return torch.maximum(w, least)
+
+
+def same_view_keys(batch: Tensor, rank: int, rows: int) -> Keys:
+    """Return y2 of view 1 of all ranks (B, D) as negatives of this rank's `rows` rows, each without its own image."""
+    own = rank * rows + torch.arange(rows, device=batch.device)
+    return Keys(batch, exclude=own[:, None])
 
 
 def _reduce(loss: Tensor, reduction: str) -> Tensor:
@@ -127,17 +218,19 @@ def _reduce(loss: Tensor, reduction: str) -> Tensor:
 
 
 class SoftNeighborOutput(NamedTuple):
-    """Loss of one direction, with the neighbors and their positiveness for the metrics."""
+    """Loss of one direction, with the neighbors, their positiveness and the pulled ones for the metrics."""
 
     loss: Tensor  # ()
     neighbors: Neighbors
     w: Tensor  # (N, K), detached
+    pulled: Tensor | None  # (N, K) bool; None if neighbors are no positives
 
 
 class SoftNeighborLoss(nn.Module):
     """Neighbor search, positiveness and loss of one direction (view 1 → view 2), with the queue.
 
-    `config` or keyword options give the settings of `SoftNeighborConfig`.
+    `config` or keyword options give the settings of `SoftNeighborConfig`. With `search_dim` the queue is searched by
+    other features than those of the loss.
 
     >>> criterion = SoftNeighborLoss(dim=8, queue_length=64, neighbors=4)
     >>> y1, z1, y2, ids = torch.randn(6, 8), torch.randn(6, 8), torch.randn(6, 8), torch.arange(6)
@@ -152,14 +245,20 @@ class SoftNeighborLoss(nn.Module):
         config: SoftNeighborConfig | None = None,
         *,
         queue_dtype: torch.dtype = torch.float32,
+        search_dim: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.config = dataclasses.replace(config or SoftNeighborConfig(), **options)
-        self.queue = NeighborQueue(queue_length, dim, dtype=queue_dtype)
+        self.queue = NeighborQueue(queue_length, dim, dtype=queue_dtype, search_dim=search_dim)
         learned = self.config.attention == "linear"
         self.f1 = _identity_linear(dim) if learned else nn.Identity()
         self.f2 = _identity_linear(dim) if learned else nn.Identity()
+
+    @property
+    def raises_weights(self) -> bool:
+        """Whether the weights are raised until every neighbor is pulled."""
+        return self.config.gamma == "pull" and self.config.weights == "soft"
 
     def forward(
         self,
@@ -168,37 +267,53 @@ class SoftNeighborLoss(nn.Module):
         y2: Tensor,
         ids: Tensor,
         *,
+        neighbors: Neighbors | None = None,
         use_neighbors: bool = True,
+        same_view: Tensor | None = None,
         all_gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> SoftNeighborOutput:
         """Return the loss of rows y1, z1, y2 (N, D) of images `ids` (N,).
 
-        `use_neighbors=False` gives Eq. 1; neighbors are then searched for the metrics only. `all_gather` concatenates a
-        tensor over all ranks.
+        `neighbors` are entries of the queue, by default those nearest to y2. `use_neighbors=False` gives Eq. 1; the
+        neighbors are then for the metrics only. `same_view` (N, D), the target projections of view 1, is needed for
+        negatives "both-views". `all_gather` concatenates a tensor over all ranks.
         """
         c = self.config
         with autocast_disabled(z1):
             dtype = torch.promote_types(z1.dtype, torch.float32)
             y1, z1, y2 = (F.normalize(y.to(dtype), dim=1) for y in (y1, z1, y2.detach()))
             candidates = self.queue.candidates
-            neighbors = self.queue.search(y2, c.neighbors, ids)
+            neighbors = self.search(y2, ids) if neighbors is None else neighbors
             if len(candidates) == 0:
                 w = torch.zeros_like(neighbors.similarity)
             else:
                 query = y1 if c.attention_gradient else y1.detach()
                 w = self.positiveness(query, candidates[neighbors.index.clamp(min=0)].to(dtype), neighbors.mask)
-            loss = soft_neighbor_loss(
-                z1, y2, candidates, neighbors.index, w, tau=c.temperature, form=c.loss_form,
-                sides=c.sides if use_neighbors else "neither", batch_y2=all_gather(y2),
-                batch_index=all_gather(neighbors.index),
+            more = None
+            if c.negatives == "both-views":
+                if same_view is None:
+                    raise UserError("negatives 'both-views' needs same_view, the target projections of view 1")
+                more = same_view_keys(all_gather(F.normalize(same_view.to(dtype), dim=1)), rank_and_size()[0], len(z1))
+            sides = c.sides if use_neighbors else "neither"
+            logits = neighbor_logits(
+                z1, y2, candidates, neighbors.index, tau=c.temperature, sides=sides, pull=self.raises_weights,
+                batch_y2=all_gather(y2), batch_index=all_gather(neighbors.index), same_view=more,
             )  # fmt: skip
+            rows, w, pulled = weighted_loss(logits, w, form=c.loss_form, sides=sides, pull=self.raises_weights)
+            loss = rows.mean()
             if c.attention == "linear":
                 # f1 and f2 need a gradient even in a step that does not use them, because DDP waits for it.
                 loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
-        return SoftNeighborOutput(loss * 2 * c.temperature if c.times_2tau else loss, neighbors, w.detach())
+        return SoftNeighborOutput(loss * 2 * c.temperature if c.times_2tau else loss, neighbors, w.detach(), pulled)
+
+    def search(self, query: Tensor, ids: Tensor) -> Neighbors:
+        """Return the K nearest entries of the queue for each feature (N, D) of images `ids` (N,) (Eq. 3)."""
+        with autocast_disabled(query):
+            unique = self.config.unique_neighbors
+            return self.queue.search(l2_normalize(query), self.config.neighbors, ids, unique=unique)
 
     def positiveness(
-        self, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max"] | None = None
+        self, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"] | None = None
     ) -> Tensor:
         """Return w (N, K) of y1 (N, D) and neighbors (N, K, D) with this loss's settings, f1 and f2 (Eq. 4).
 
@@ -208,6 +323,8 @@ class SoftNeighborLoss(nn.Module):
         if c.weights == "hard":
             return mask.to(y1.dtype)
         gamma = c.gamma if gamma is None else gamma
+        if gamma == "pull":  # `weighted_loss` raises the weights when the logits are known
+            gamma = 1.0
         return positiveness(self.f1(y1), self.f2(neighbors), mask, gamma=gamma, temperature=c.attention_temperature)
 
 

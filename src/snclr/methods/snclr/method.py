@@ -32,32 +32,54 @@ class SNCLR(MomentumMethod):
     def __init__(self, encoder: nn.Module, num_features: int, config: SNCLRConfig) -> None:
         super().__init__(encoder, num_features, config)
         queue_dtype = getattr(torch, config.queue_dtype)
-        self.criterion = SoftNeighborLoss(config.dim, config.queue_length, config, queue_dtype=queue_dtype)
+        search_dim = num_features if config.search_space == "encoder" else None
+        self.criterion = SoftNeighborLoss(
+            config.dim, config.queue_length, config, queue_dtype=queue_dtype, search_dim=search_dim
+        )
 
     @property
     def queue(self) -> NeighborQueue:  # type: ignore[override]  # part of the criterion, so read-only
         """The candidate set C."""
         return self.criterion.queue
 
+    @torch.no_grad()
+    def _target_features(self, views: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the target projections (N, D) of each view, and the features by which it is searched."""
+        encoded = [self.momentum_encoder(view) for view in views]
+        y2 = [self.momentum_projector(features) for features in encoded]
+        return y2, encoded if self.config.search_space == "encoder" else y2
+
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of both directions."""
-        y2 = self.target_projections(views)
-        y1 = self.project(views)
+        """Return the loss of both directions. With search_view "plain", the third view is the plain one."""
+        c = self.config
+        y2, search = self._target_features(views)
+        y1 = self.project(views[:2])
         z1 = self.predict(y1)
 
-        use_neighbors = epoch >= self.config.neighbor_free_epochs
+        if c.search_view == "plain":
+            found = [self.criterion.search(search[2], ids)] * 2
+        else:
+            found = [self.criterion.search(search[b], ids) for b in (1, 0)]
         forward, backward = (
-            self.criterion(y1[a], z1[a], y2[b], ids, use_neighbors=use_neighbors, all_gather=all_gather)
+            self.criterion(
+                y1[a], z1[a], y2[b], ids, neighbors=found[a], use_neighbors=epoch >= c.neighbor_free_epochs,
+                same_view=y2[a], all_gather=all_gather,
+            )
             for a, b in ((0, 1), (1, 0))
-        )
-        pushed = [y2[1], y2[0]] if self.config.push == "both" else [y2[1]]
-        self._to_push = torch.cat([all_gather(y) for y in pushed]), all_gather(ids).repeat(len(pushed))
+        )  # fmt: skip
+        pushed = [2] if c.search_view == "plain" else [1, 0] if c.push == "both" else [1]
+        self._to_push = torch.cat([all_gather(y2[v]) for v in pushed]), all_gather(ids).repeat(len(pushed))
+        if c.search_space == "encoder":
+            self._to_push += (torch.cat([all_gather(search[v]) for v in pushed]),)
         neighbor_ids, neighbor_ages = self.queue.ids_and_ages(forward.neighbors)
+        other_ids = None if c.search_view == "plain" else self.queue.ids_and_ages(found[1])[0]
         return StepOutput(
             loss=forward.loss + backward.loss,
             features=l2_normalize(y2[1]),
             neighbor_ids=neighbor_ids,
+            other_neighbor_ids=other_ids,
             neighbor_ages=neighbor_ages,
             similarity=forward.neighbors.similarity,
             positiveness=forward.w,
+            pulled=None if forward.pulled is None else forward.pulled.to(forward.w.dtype),
         )

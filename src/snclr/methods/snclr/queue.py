@@ -47,7 +47,8 @@ class NeighborQueue(nn.Module):
     """The candidate set C: the last `length` features pushed, each with its image id and age, first in, first out.
 
     The queue starts empty, so every candidate is a real feature. It is part of `state_dict()`, so a resumed run has the
-    same neighbors. Batch size and length are independent.
+    same neighbors. Batch size and length are independent. With `search_dim`, each entry also has a feature of that
+    dimension, and the search compares those.
 
     >>> queue = NeighborQueue(length=3, dim=2)
     >>> queue.push(torch.eye(2), ids=torch.tensor([10, 11]))
@@ -57,14 +58,20 @@ class NeighborQueue(nn.Module):
     """
 
     features: Tensor
+    search_features: Tensor | None
     ids: Tensor
     births: Tensor
 
-    def __init__(self, length: int, dim: int, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, length: int, dim: int, *, dtype: torch.dtype = torch.float32, search_dim: int | None = None
+    ) -> None:
         super().__init__()
         if length < 1 or dim < 1:
             raise UserError(f"length and dim of a queue must be at least 1, not length={length}, dim={dim}")
         self.register_buffer("features", torch.zeros(length, dim, dtype=dtype))
+        self.register_buffer(
+            "search_features", None if search_dim is None else torch.zeros(length, search_dim, dtype=dtype)
+        )
         self.register_buffer("ids", torch.full((length,), -1))
         self.register_buffer("births", torch.zeros(length, dtype=torch.int64))
         self.position = 0  # row of the next feature
@@ -84,17 +91,30 @@ class NeighborQueue(nn.Module):
         """The filled rows (count, D)."""
         return self.features[: self.count]
 
+    @property
+    def search_candidates(self) -> Tensor:
+        """The features of the filled rows that the search compares."""
+        features = self.features if self.search_features is None else self.search_features
+        return features[: self.count]
+
     @torch.no_grad()
-    def push(self, features: Tensor, ids: Tensor) -> None:
-        """Append features (B, D) of images `ids` (B,), normalized; the oldest entries are replaced."""
+    def push(self, features: Tensor, ids: Tensor, search_features: Tensor | None = None) -> None:
+        """Append features (B, D) of images `ids` (B,), normalized; the oldest entries are replaced.
+
+        `search_features` (B, search_dim) are required by a queue with `search_dim`.
+        """
         if features.shape != (len(ids), self.features.shape[1]):
             shapes = f"{tuple(features.shape)} and {tuple(ids.shape)}"
             raise UserError(f"push takes features (B, {self.features.shape[1]}) and ids (B,), not {shapes}")
+        if (self.search_features is None) != (search_features is None):
+            raise UserError("push takes search_features if the queue has a search_dim, and only then")
         last = slice(max(0, len(ids) - self.length), None)  # of a batch longer than the queue, keep the end
         features = l2_normalize(features[last])
         skipped = len(ids) - len(features)
         slots = (self.position + skipped + torch.arange(len(features), device=self.ids.device)) % self.length
         self.features[slots] = features.to(self.features)
+        if self.search_features is not None and search_features is not None:
+            self.search_features[slots] = l2_normalize(search_features[last]).to(self.search_features)
         self.ids[slots] = ids[last].to(self.ids)
         self.births[slots] = self.pushes
         self.position = (self.position + len(ids)) % self.length
@@ -102,9 +122,24 @@ class NeighborQueue(nn.Module):
         self.pushes += 1
 
     @torch.no_grad()
-    def search(self, y2: Tensor, k: int, ids: Tensor | None = None) -> Neighbors:
-        """Return the k nearest entries of y2 (N, D) (Eq. 3), excluding those of the query's own image in `ids` (N,)."""
-        return nearest_neighbors(y2, self.candidates, k, ids=ids, candidate_ids=self.ids[: self.count])
+    def search(self, query: Tensor, k: int, ids: Tensor | None = None, *, unique: bool = False) -> Neighbors:
+        """Return the k nearest entries of each query (N, D) (Eq. 3), excluding those of its own image in `ids` (N,).
+
+        With `unique`, an image is found at most once, by its newest entry.
+        """
+        candidates, candidate_ids = self.search_candidates, self.ids[: self.count]
+        if not unique or self.count == 0:
+            return nearest_neighbors(query, candidates, k, ids=ids, candidate_ids=candidate_ids)
+        rows = self.newest()
+        found = nearest_neighbors(query, candidates[rows], k, ids=ids, candidate_ids=candidate_ids[rows])
+        return Neighbors(rows[found.index.clamp(min=0)].where(found.mask, -1), found.similarity)
+
+    def newest(self) -> Tensor:
+        """Return the rows of the newest entry of each image, in ascending order."""
+        time = (torch.arange(self.count, device=self.ids.device) - self.position) % self.length  # the oldest has 0
+        images, image = torch.unique(self.ids[: self.count], return_inverse=True)
+        latest = torch.full_like(images, -1).scatter_reduce_(0, image, time, "amax")
+        return (time == latest[image]).nonzero().squeeze(1)
 
     def ages(self, index: Tensor) -> Tensor:
         """Return how many pushes ago each entry was added: 1 for the newest. `index` must be >= 0."""

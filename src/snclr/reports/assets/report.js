@@ -3,29 +3,44 @@
   function readData(id) { return JSON.parse(document.getElementById(id).textContent); }
   function format(value, share) { return share ? (value * 100).toFixed(1) + "%" : String(Number(value.toPrecision(4))); }
 
-  // Charts: show step, epoch and value of the point nearest to the pointer.
-  var curves = readData("curves-data");
+  // Call `show` for a pointer that moves over or taps an element, and `hide` when it leaves or taps elsewhere.
+  function follow(element, show, hide) {
+    element.addEventListener("pointermove", show);
+    element.addEventListener("pointerdown", show);  // a tap moves no pointer
+    element.addEventListener("pointerleave", function (event) { if (event.pointerType === "mouse") hide(); });
+    document.addEventListener("pointerdown", function (event) { if (!element.contains(event.target)) hide(); });
+  }
+
+  // Charts: show epoch and value of the point of each line nearest to the pointer.
+  var curves = readData("curves-data"), runs = Array.from(document.querySelectorAll(".runs bdi"));
   document.querySelectorAll(".chart").forEach(function (chart) {
-    var points = curves[chart.dataset.metric], svg = chart.querySelector("svg");
+    var data = curves[chart.dataset.metric], svg = chart.querySelector("svg");
     var cursor = svg.querySelector(".cursor"), line = cursor.querySelector("line"), dot = cursor.querySelector("circle");
     var output = chart.querySelector("output"), caption = chart.querySelector("small");
     var lastValue = output.textContent, description = caption.textContent;
-    svg.addEventListener("pointermove", function (event) {
-      var area = svg.getBoundingClientRect(), best = -1, distance = Infinity;
+    follow(svg, function (event) {
+      var area = svg.getBoundingClientRect(), found = null, texts = [];
       var pointer = (event.clientX - area.left) / area.width * svg.viewBox.baseVal.width;
-      points.x.forEach(function (x, i) {
-        var d = Math.abs(x - pointer);
-        if (points.y[i] !== null && d < distance) { distance = d; best = i; }
+      data.lines.forEach(function (points) {
+        var best = -1, distance = Infinity;
+        points.x.forEach(function (x, i) {
+          var d = Math.abs(x - pointer);
+          if (points.y[i] !== null && d < distance) { distance = d; best = i; }
+        });
+        if (best < 0) return;
+        texts.push((runs.length ? runs[points.run].textContent + " " : "") + format(points.value[best], data.share));
+        if (!found || distance < found.distance) found = { points: points, best: best, distance: distance };
       });
-      if (best < 0) return;
-      var x = points.x[best];
+      if (!found) return;
+      var points = found.points, best = found.best, x = points.x[best];
       line.setAttribute("x1", x); line.setAttribute("x2", x);
       dot.setAttribute("cx", x); dot.setAttribute("cy", points.y[best]);
       cursor.setAttribute("visibility", "visible");
-      output.textContent = format(points.value[best], points.share);
-      caption.textContent = "step " + points.step[best].toLocaleString("en") + ", epoch " + format(points.epoch[best]);
-    });
-    svg.addEventListener("pointerleave", function () {
+      var epoch = "epoch " + format(points.epoch[best]);
+      output.textContent = runs.length ? epoch : texts[0];
+      caption.textContent = runs.length ? texts.join(", ")
+        : "step " + points.step[best].toLocaleString("en") + ", " + epoch;
+    }, function () {
       cursor.setAttribute("visibility", "hidden"); output.textContent = lastValue; caption.textContent = description;
     });
   });
@@ -43,8 +58,9 @@
     thumbnail.style.backgroundSize = data.columns * side + "px auto";
   } else { thumbnail.remove(); }
   function deselect() { if (selected >= 0) dots[selected].classList.remove("near"); selected = -1; tip.hidden = true; }
-  svg.addEventListener("pointermove", function (event) {
-    var area = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / area.width, best = -1, distance = 18 * scale;
+  follow(svg, function (event) {
+    var area = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / area.width;
+    var best = -1, distance = (event.pointerType === "mouse" ? 18 : 30) * scale;  // a finger is less precise
     var x = (event.clientX - area.left) * scale, y = (event.clientY - area.top) * scale;
     centers.forEach(function (center, i) {
       var d = Math.hypot(center[0] - x, center[1] - y);
@@ -64,8 +80,7 @@
     var px = centers[best][0] / scale, py = centers[best][1] / scale;
     tip.style.left = Math.max(4, px + tip.offsetWidth + 18 > area.width ? px - tip.offsetWidth - 14 : px + 14) + "px";
     tip.style.top = Math.max(4, Math.min(py - 20, area.height - tip.offsetHeight - 6)) + "px";
-  });
-  svg.addEventListener("pointerleave", deselect);
+  }, deselect);
 
   // Legend: highlight one class.
   var buttons = Array.from(document.querySelectorAll(".legend button"));

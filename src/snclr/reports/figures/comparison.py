@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ _SERIES_TITLES = {"same_class": "neighbor purity (%)", "queue_knn": "kNN accurac
 def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
     """Write the figure of a table (PNG): one panel per accuracy metric, or seconds and memory for costs.
 
-    Return False without a file if no run is finished.
+    Rows are sorted by the first panel, best first; the first row of the table is the reference line. Return False
+    without a file if no run is finished.
     """
     if table["kind"] == "cost":
         panels = [("seconds_per_step", "seconds per step", 1.0), ("peak_mb", "peak MB", 1.0)]
@@ -28,13 +30,15 @@ def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
     rows = [row for row in table["rows"] if any(name in row for name, _, _ in panels)]
     if not rows:
         return False
-    figure, axes = _panels(len(panels), height=1.35 + 0.42 * len(rows))
+    reference, rows = table["rows"][0], _best_first(rows, panels[0][0], lowest=table["kind"] == "cost")
+    figure, axes = _panels(len(panels), height=1.55 + 0.42 * len(rows))
     for number, (axis, (name, title, scale)) in enumerate(zip(axes, panels, strict=True)):
+        _draw_reference(axis, reference, name, scale)
         _draw_seeds(axis, rows, name, scale)
         axis.set_xlabel(title, color=INK)
         axis.set_yticks(range(len(rows)), [row["label"] for row in rows] if number == 0 else [""] * len(rows))
         axis.set_ylim(len(rows) - 0.4, -0.6)
-    _finish(figure, axes[0], table["title"], path)
+    _finish(figure, axes[0], _heading(table), path)
     return True
 
 
@@ -70,10 +74,38 @@ def draw_neighbor_purity(
     return drawn
 
 
+def _best_first(rows: Sequence[Mapping[str, Any]], name: str, *, lowest: bool) -> list[Mapping[str, Any]]:
+    """Sort rows by their mean, highest first or lowest first; rows without a value come last."""
+    sign = 1.0 if lowest else -1.0
+    return sorted(rows, key=lambda row: sign * row[name]["mean"] if name in row else float("inf"))
+
+
+def _heading(table: Mapping[str, Any]) -> str:
+    """Return the title in words: what was measured, on which data, what the rows are, and the number of seeds."""
+    data, _, topic = table["title"].partition(": ")
+    if not topic or re.fullmatch(r"\d+ rows?, \d+ seeds?", topic):
+        topic = "comparison of methods"
+    if table["kind"] == "cost":
+        return f"Cost on {data}: {topic}"
+    what = " and ".join("kNN" if metric == "knn" else metric for metric in table["metrics"])
+    seeds = len(table["seeds"])
+    return f"{what} accuracy on {data}: {topic}, {seeds} seed{'s' * (seeds > 1)}"
+
+
+def _draw_reference(axis: Any, row: Mapping[str, Any], name: str, scale: float) -> None:
+    """Draw a labeled dashed line at the mean of a row."""
+    if name not in row:
+        return
+    x = scale * row[name]["mean"]
+    axis.axvline(x, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axis.text(
+        x, 1.01, f"reference: {row['label']}", transform=axis.get_xaxis_transform(), ha="center", va="bottom",
+        fontsize=8, color=FAINT, parse_math=False,
+    )  # fmt: skip
+
+
 def _draw_seeds(axis: Any, rows: Sequence[Mapping[str, Any]], name: str, scale: float) -> None:
-    """Draw one line of points per row with mean and deviation; a dashed line marks the mean of the first row."""
-    if name in rows[0]:
-        axis.axvline(scale * rows[0][name]["mean"], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    """Draw one line of points per row, with mean and standard deviation if a row has several seeds."""
     seeds = sorted({seed for row in rows for seed in row["seeds"]})
     for number, seed in enumerate(seeds):
         drawn = [
@@ -82,10 +114,12 @@ def _draw_seeds(axis: Any, rows: Sequence[Mapping[str, Any]], name: str, scale: 
         x, y = [scale * by_seed[seed] for _, by_seed in drawn], [y + 0.16 for y, _ in drawn]
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
         axis.scatter(x, y, s=20, marker=marker, color=color, zorder=3, label=f"seed {seed}")
-    summaries = [(y, row[name]) for y, row in enumerate(rows) if name in row]
+    summaries = [(y, row[name]) for y, row in enumerate(rows) if row.get(name, {}).get("sd") is not None]
+    if not summaries:
+        return
     axis.errorbar(
         [scale * summary["mean"] for _, summary in summaries], [y - 0.12 for y, _ in summaries],
-        xerr=[scale * (summary["sd"] or 0.0) for _, summary in summaries], fmt="|", color=INK, markersize=11,
+        xerr=[scale * summary["sd"] for _, summary in summaries], fmt="|", color=INK, markersize=11,
         capsize=3, linewidth=1.4, zorder=4, label="mean ± standard deviation",
     )  # fmt: skip
 

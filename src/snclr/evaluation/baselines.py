@@ -1,0 +1,125 @@
+"""Baselines of an accuracy: the same classifier on the features of the untrained encoder and on raw pixels.
+
+    RUN/evaluation/baselines/KEY.json    accuracies; the key is a hash of classifier, features, images and labels
+
+The scores are cached and shared by the runs in one folder. The directory may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from snclr.checkpoint.run_dir import RunDir
+from snclr.errors import UserError
+from snclr.evaluation.feature_store import stamp
+from snclr.evaluation.features import Features
+from snclr.evaluation.scoring import Score, standard_error
+from snclr.evaluation.session import EvalTarget, Session
+from snclr.evaluation.state import EVALUATION, EvalState, short_hash
+from snclr.io.atomic import write_atomic
+from snclr.models.encoders import EncoderSpec, build_encoder
+from snclr.train.config import read_config
+
+MAX_IMAGES = 100_000
+"""Baselines of more images are computed on request only: each is another pass over them."""
+_PIXEL_SIDE = 32  # side of the raw-pixel images: 3,072 values per image
+Classify = Callable[[Features, Features, EvalState], Score]
+"""Classify test features by training features; the state makes it resumable."""
+
+
+def wants_baselines(target: EvalTarget, given: bool | None) -> tuple[bool, list[str]]:
+    """Return whether to compute baselines, and a warning if the default omits them."""
+    images = len(target.train) + len(target.test)
+    if given is not None or (images <= MAX_IMAGES and not (target.train.remote or target.test.remote)):
+        return given is not False, []
+    reason = "the images are remote" if images <= MAX_IMAGES else f"there are more than {MAX_IMAGES:,} images"
+    return False, [f"no baselines: {reason}; --baselines computes them"]
+
+
+def measure_baselines(
+    session: Session, target: EvalTarget, kind: str, settings: dict[str, Any], classify: Classify,
+    *, note: str | None = None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Classify the features of the run's initial encoder and the pixels, or read the cached scores.
+
+    `settings` are the JSON values of the classifier, `note` says how it differs from that of the run. Return the fields
+    of a `Baseline` by name.
+    """
+    config_file = RunDir(session.run).config
+    config = read_config(config_file) if config_file.is_file() else {}
+    seed, side = int(config.get("seed") or 0), min(target.spec.image_size, _PIXEL_SIDE)
+    source = config.get("init_from")
+    notes = {"untrained encoder": f"random weights; the run started from {source}" if source else None}
+    networks = {"untrained encoder": {"encoder": target.spec.to_dict(), "seed": seed}, "raw pixels": {"side": side}}
+    shared = {"kind": kind, **settings, "data": _data_identity(target), "device": torch.device(session.device).type}
+    found = {}
+    for name, network in networks.items():
+        identity = {**shared, "features": network}
+        numbers = session.on_rank_zero(functools.partial(_read, session, identity))
+        if numbers is None:
+            if name == "raw pixels":  # not cached: decoding is most of their cost, and they are large
+                features = target.features(
+                    replace(session, cache=False), nn.Flatten(), image_size=side, role="pixels", prefix="pixels: "
+                )
+            else:
+                encoder = initial_encoder(target.spec, seed)
+                features = target.features(session, encoder, role="untrained", prefix="untrained: ")
+            with session.state(f"baseline-{kind}", identity) as state:
+                score = classify(*features, state)
+            numbers = {**score.numbers, "standard_error": standard_error(score.top1, len(score.truth))}
+            session.on_rank_zero(functools.partial(_write, session, identity, numbers))
+        found[name] = {**numbers, "note": "; ".join(filter(None, (notes.get(name), note))) or None}
+    return found
+
+
+def initial_encoder(spec: EncoderSpec, seed: int) -> nn.Module:
+    """Return the encoder with the weights that a run of this seed starts from."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_encoder(spec)
+
+
+def _data_identity(target: EvalTarget) -> list[str]:
+    """Return digests of the images and the labels."""
+    parts = ((target.train, target.train_labels), (target.test, target.test_labels))
+    digests = [
+        (stamp(dataset, np.arange(len(dataset))), hashlib.sha256(np.ascontiguousarray(labels).data).hexdigest())
+        for dataset, labels in parts
+    ]
+    return [digest for pair in digests for digest in pair]
+
+
+def _path(run: Path, identity: dict[str, Any]) -> Path:
+    return run / EVALUATION / "baselines" / f"{short_hash(identity)}.json"
+
+
+def _read(session: Session, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """Return cached scores of this run or of another in the same folder; None if there are none."""
+    own = _path(session.run.resolve(), identity)
+    others = session.run.resolve().parent.glob(f"*/{EVALUATION}/baselines/{own.name}")
+    for path in (own, *others) if session.cache else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = json.loads(path.read_bytes())
+            if record["identity"] == json.loads(json.dumps(identity)):
+                return {name: record[name] for name in ("top1", "top5", "standard_error")}
+    return None
+
+
+def _write(session: Session, identity: dict[str, Any], numbers: dict[str, Any]) -> None:
+    if not session.cache:
+        return
+    path = _path(session.run, identity)
+    with contextlib.suppress(OSError, UserError):  # a cache that fails is no error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({**numbers, "identity": identity}, indent=1) + "\n")

@@ -1,0 +1,142 @@
+"""Class names of a file, and the accuracy and confusions of each class for the newest kNN result of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from snclr.data.datasets.base import ImageDataset
+from snclr.errors import UserError
+from snclr.evaluation.knn import knn
+from snclr.evaluation.session import Session, open_target
+from snclr.io.jsonl import is_finite_number
+from snclr.reports.accuracies import eval_set_of, wilson_interval
+
+MAX_MATRIX = 20
+"""Most classes of a confusion matrix; with more, only the most frequent confusions are listed."""
+MAX_ROWS = 40
+"""Most classes with a row of their own: the best and the worst ones."""
+_SETTINGS = re.compile(r"\bk = (?P<k>\d+).*?\btemperature (?P<temperature>[\d.e-]+)")
+_SPLITS = (  # written by `snclr.data.splits.open_splits`
+    re.compile(r"train (?P<data>.+), test (?P<test>.+)"),
+    re.compile(r"(?P<data>.+), its own train and test split"),
+    re.compile(r"(?P<data>.+), \d+% of each class held out for the test \(seed (?P<seed>\d+)\)"),
+    re.compile(r"(?P<data>.+)"),
+)
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    """The accuracy of one class, its number of test images, and the 95 % interval."""
+
+    name: str
+    accuracy: float
+    n: int
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Accuracy by class, and how often each class (row) was classified as each other (column)."""
+
+    names: list[str]
+    matrix: npt.NDArray[np.int64]
+    protocol: str
+
+    @property
+    def rows(self) -> list[ClassAccuracy]:
+        """The classes with test images, best first; with many classes, the best and the worst."""
+        rows = []
+        for number, (name, counts) in enumerate(zip(self.names, self.matrix, strict=True)):
+            if n := int(counts.sum()):
+                share = float(counts[number]) / n
+                rows.append(ClassAccuracy(name, share, n, wilson_interval(share, n)))
+        rows.sort(key=lambda row: (-row.accuracy, row.name))
+        return rows if len(rows) <= MAX_ROWS else rows[: MAX_ROWS // 2] + rows[-MAX_ROWS // 2 :]
+
+    @property
+    def shares(self) -> npt.NDArray[np.float64]:
+        """The matrix with rows that sum to 1, or to 0 without test images."""
+        shares: npt.NDArray[np.float64] = self.matrix / np.maximum(self.matrix.sum(axis=1, keepdims=True), 1)
+        return shares
+
+    def confusions(self, count: int = 10) -> list[tuple[str, str, int, int]]:
+        """Return the most frequent errors: true class, predicted class, images, images of the true class."""
+        errors = self.matrix - np.diag(np.diag(self.matrix))
+        order = np.argsort(-errors, axis=None, kind="stable")[:count]
+        pairs = [divmod(int(position), len(self.names)) for position in order]
+        totals = self.matrix.sum(axis=1)
+        return [(self.names[i], self.names[j], int(errors[i, j]), int(totals[i])) for i, j in pairs if errors[i, j]]
+
+
+def read_class_names(path: str | Path) -> list[str]:
+    """Read class names in the order of the class numbers: one per line, or a JSON list."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the class names in {path} ({error})") from error
+    if not text.lstrip().startswith("["):
+        names: Any = [line.strip() for line in text.rstrip().splitlines()]
+    else:
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{path} is not a JSON list of class names ({error})") from error
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise UserError(f"{path} must give a name for every class: one per line, or a JSON list of texts")
+    return list(names)
+
+
+def rename_classes(dataset: ImageDataset, names: Sequence[str] | None) -> None:
+    """Replace the class names of a dataset in place; do nothing for None or a dataset without labels."""
+    if names is None or dataset.labels is None:
+        return
+    classes = int(dataset.labels.max(initial=-1)) + 1 if dataset.classes is None else len(dataset.classes)
+    if len(names) != classes:
+        raise UserError(f"--class-names has {len(names):,} names, but {dataset.name} has {classes:,} classes")
+    dataset.classes = list(names)
+
+
+def classify_again(
+    session: Session, results: Sequence[Mapping[str, Any]], names: Sequence[str] | None
+) -> ClassTable | None:
+    """Repeat the newest kNN result, from cached features if there are any; None if the run has no kNN result.
+
+    Raise UserError if it cannot be repeated, or if the accuracy is not the recorded one.
+    """
+    records = [record for record in results if record["kind"] == "knn"]
+    if not records or not is_finite_number(top1 := records[-1]["numbers"].get("top1")):
+        return None
+    protocol, description = str(records[-1].get("protocol")), eval_set_of(records[-1]).name
+    settings = _SETTINGS.search(protocol)
+    split = next((match for pattern in _SPLITS if (match := pattern.fullmatch(description or ""))), None)
+    if settings is None or split is None:
+        raise UserError("the newest kNN result does not record its settings and images")
+    given: dict[str, Any] = {"test": None, "seed": 0, **split.groupdict()}
+    target = open_target(session, given["data"], given["test"], seed=int(given["seed"]))
+    train, test = target.features(session)
+    k, temperature = int(settings["k"]), float(settings["temperature"])
+    score = knn(
+        train.features, train.labels, test.features, test.labels, k=k, temperature=temperature, device=session.device,
+        stop=session.stop,
+    )  # fmt: skip
+    if abs(score.top1 - top1) > 1e-6:
+        raise UserError(
+            f"kNN now gives {score.top1:.2%} instead of the recorded {top1:.2%}: images or weights have changed. "
+            "Run snclr knn again"
+        )
+    rename_classes(target.train, names)
+    assert test.labels is not None
+    truth, predictions = test.labels[test.labels >= 0].numpy(), score.predictions.numpy()
+    count = int(max(truth.max(), predictions.max())) + 1
+    classes = target.train.classes or [str(number) for number in range(count)]
+    matrix = np.zeros((len(classes), len(classes)), np.int64)
+    np.add.at(matrix, (truth, predictions), 1)
+    return ClassTable(list(classes), matrix, f"kNN with k = {k} on {len(truth):,} test images ({description})")

@@ -1,0 +1,124 @@
+"""The report of several runs: their curves in common charts, and a table of results with a column per run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from snclr import __version__
+from snclr.checkpoint.run_dir import RunDir
+from snclr.errors import UserError
+from snclr.evaluation.results import read_results
+from snclr.io.jsonl import is_finite_number, read_jsonl
+from snclr.reports import curves
+from snclr.reports.accuracies import Accuracy, EvalSet, by_test_set
+from snclr.reports.build import ReportResult, read_valid_metrics, write_html
+from snclr.reports.embedding_map import COLORS
+from snclr.reports.page import Missing, chart_data, environment, wall_time
+from snclr.reports.text import format_number
+from snclr.train.config import read_config
+from snclr.train.sessions import read_sessions
+
+_PATHS = ("out",)
+"""Settings that always differ and mean nothing for a comparison."""
+
+
+@dataclass(frozen=True)
+class OverlaidRun:
+    """What the page shows about one run."""
+
+    name: str
+    complete: bool
+    records: list[dict[str, Any]]
+    results: list[dict[str, Any]]
+    settings: Mapping[str, Any]
+    wall_time: str
+    bad_images: int = 0
+
+    @classmethod
+    def read(cls, run: RunDir, name: str) -> OverlaidRun:
+        """Read the files of a run."""
+        records, _ = read_valid_metrics(run)
+        sessions = read_sessions(run.path)
+        return cls(
+            name, run.encoder_weights.is_file(), [] if isinstance(records, Missing) else records,
+            read_results(run.path), read_config(run.config) if run.config.is_file() else {},
+            wall_time(sessions) if sessions else "–", len(read_jsonl(run.skipped)),
+        )  # fmt: skip
+
+
+def write_overlay(runs: Sequence[RunDir], path: Path) -> ReportResult:
+    """Write the page of two runs or more; it encodes no images."""
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise UserError("a run was given twice. Give each run once")
+    if len(runs) > COLORS:
+        raise UserError(f"{len(runs)} runs were given; at most {COLORS} can be told apart in a chart")
+    names = [run.path.resolve().name for run in runs]
+    shown = [
+        OverlaidRun.read(run, name if names.count(name) == 1 else str(run.path))
+        for run, name in zip(runs, names, strict=True)
+    ]
+    html = render_overlay(shown, datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
+    write_html(path, html)
+    included = {
+        "curves": any(run.records for run in shown), "evaluations": any(run.results for run in shown),
+        "configuration": any(run.settings for run in shown),
+    }  # fmt: skip
+    return ReportResult(
+        str(path), len(html.encode()), included, {}, images=0, evaluations=sum(len(run.results) for run in shown),
+        bad_images=sum(run.bad_images for run in shown),
+    )  # fmt: skip
+
+
+def render_overlay(runs: Sequence[OverlaidRun], written: str = "") -> str:
+    """Render the page to HTML."""
+    charts = curves.build_charts(*(run.records for run in runs))
+    return environment().get_template("overlay.html").render(
+        runs=runs, charts=charts, chart_data=chart_data(charts), line_description=curves.describe_lines(charts),
+        facts=_facts(runs), accuracies=_accuracies(runs), settings=_different_settings(runs), version=__version__,
+        written=written,
+    )  # fmt: skip
+
+
+def _facts(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[str]]]:
+    """Return rows of the table: a title and a text per run."""
+    rows = [
+        ("state", ["complete" if run.complete else "in progress" for run in runs]),
+        ("epochs", [_last_epoch(run) for run in runs]),
+        ("wall time", [run.wall_time for run in runs]),
+    ]
+    last = [curves.last_values(run.records) for run in runs]
+    for metric in curves.METRICS:
+        if metric.name in ("loss", "same_class", "effective_rank") and any(metric.name in one for one in last):
+            texts = [one[metric.name][1] if metric.name in one else "–" for one in last]
+            rows.append((f"last {metric.title.lower()}", texts))
+    return rows
+
+
+def _last_epoch(run: OverlaidRun) -> str:
+    epoch, total = run.records[-1].get("epoch") if run.records else None, run.settings.get("epochs")
+    if not is_finite_number(epoch):
+        return "–"
+    return format_number(epoch) + (f" of {format_number(total)}" if is_finite_number(total) else "")  # type: ignore[arg-type]
+
+
+def _accuracies(runs: Sequence[OverlaidRun]) -> list[tuple[EvalSet, list[tuple[str, list[Accuracy | None]]]]]:
+    """Return, for each test set, the kinds of evaluation with the newest accuracy of each run."""
+    by_run = [by_test_set(run.results) for run in runs]
+    sets = dict.fromkeys(tested for one in by_run for tested in one)
+    rows = []
+    for tested in sets:
+        found = [{accuracy.title: accuracy for accuracy in one.get(tested, [])} for one in by_run]
+        kinds = dict.fromkeys(title for one in found for title in one)
+        rows.append((tested, [(title, [one.get(title) for one in found]) for title in kinds]))
+    return rows
+
+
+def _different_settings(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[Any]]]:
+    """Return the settings that are not the same in all runs, with a value per run ("–": the run does not have it)."""
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in _PATHS)
+    rows = [(name, [run.settings.get(name, "–") for run in runs]) for name in names]
+    return [(name, values) for name, values in rows if any(value != values[0] for value in values)]

@@ -1,0 +1,33 @@
+"""Hardware and versions, for the records of runs and studies."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from snclr import __version__
+
+
+def cpu_name() -> str:
+    """Return the model of the processor."""
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return model[1] if model else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of snclr, Python and the libraries that determine results."""
+    others = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
+    return {"snclr": __version__, "python": platform.python_version(), **others}
+
+
+def command_line() -> str | None:
+    """Return the command line of this process, or None if it was not started as `snclr` or `python -m snclr`."""
+    program = Path(sys.argv[0])
+    if program.stem != "snclr" and program.parts[-2:] != ("snclr", "__main__.py"):
+        return None
+    return shlex.join(["snclr", *sys.argv[1:]])

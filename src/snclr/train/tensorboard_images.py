@@ -1,0 +1,109 @@
+"""Images for TensorBoard, from the features in a run's queue: a neighbor grid, and data for the projector."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from snclr.data.datasets.base import ImageDataset
+from snclr.data.decode import BadImage, RGBImage
+from snclr.io.atomic import write_atomic
+from snclr.methods.snclr.queue import NeighborQueue
+
+TILE = 64
+"""Pixels of an image in the grid."""
+_SPRITE_TILE = 32
+_GAP = 4
+_PROJECTOR = """embeddings {
+  tensor_name: "projections"
+  tensor_path: "projections.tsv"
+  metadata_path: "projections-labels.tsv"
+  sprite { image_path: "projections.png" single_image_dim: 32 single_image_dim: 32 }
+}
+"""
+
+
+def neighbor_grid(queue: NeighborQueue, dataset: ImageDataset, *, rows: int = 4, k: int = 5) -> RGBImage | None:
+    """Return images of the queue, each followed by its k nearest other images; None if the queue has fewer than two.
+
+    The queries are spread over the image ids, so that they stay the same from grid to grid if the data fit the queue.
+    """
+    index, ids = _newest(queue)
+    if len(ids) < 2:
+        return None
+    picked = torch.linspace(0, len(ids) - 1, min(rows, len(ids)), device=ids.device).round().long()
+    cosine = (queue.candidates[index[picked]].float() @ queue.candidates.float().T)[:, index]
+    cosine[torch.arange(len(picked)), picked] = -torch.inf
+    nearest = cosine.topk(min(k, len(ids) - 1), dim=1).indices
+    table = torch.cat([picked[:, None], nearest], dim=1)
+    tiles = [[_tile(dataset, image, TILE) for image in line] for line in ids[table].tolist()]
+    height, width = len(tiles) * (TILE + _GAP) - _GAP, len(tiles[0]) * (TILE + _GAP) + _GAP
+    grid = np.full((height, width, 3), 255, np.uint8)
+    for number, line in enumerate(tiles):
+        for column, tile in enumerate(line):
+            top, left = number * (TILE + _GAP), column * (TILE + _GAP) + (2 * _GAP if column else 0)
+            grid[top : top + TILE, left : left + TILE] = tile
+    return grid
+
+
+def write_projector(folder: Path, queue: NeighborQueue, dataset: ImageDataset, *, images: int = 500) -> None:
+    """Write the newest projections of the queue, with labels and thumbnails, for TensorBoard's projector."""
+    index, ids = _newest(queue)
+    if len(ids) < 2:
+        return
+    picked = torch.linspace(0, len(ids) - 1, min(images, len(ids)), device=ids.device).round().long()
+    features, shown = queue.candidates[index[picked]].float().cpu().numpy(), ids[picked].tolist()
+    labels = [f"{_clean(dataset.key(image))}\t{_clean(_label(dataset, image))}" for image in shown]
+    side = int(np.ceil(np.sqrt(len(shown))))
+    sprite = np.zeros((side * _SPRITE_TILE, side * _SPRITE_TILE, 3), np.uint8)
+    for number, image in enumerate(shown):
+        top, left = (_SPRITE_TILE * part for part in divmod(number, side))
+        sprite[top : top + _SPRITE_TILE, left : left + _SPRITE_TILE] = _tile(dataset, image, _SPRITE_TILE)
+    write_atomic(folder / "projections.tsv", "".join("\t".join(f"{v:.5g}" for v in row) + "\n" for row in features))
+    write_atomic(folder / "projections-labels.tsv", "image\tclass\n" + "\n".join(labels) + "\n")
+    write_atomic(folder / "projections.png", png(sprite))
+    write_atomic(folder / "projector_config.pbtxt", _PROJECTOR)
+
+
+def png(image: RGBImage) -> bytes:
+    """Encode an image."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _newest(queue: NeighborQueue) -> tuple[Tensor, Tensor]:
+    """Return the queue position (n,) of the newest feature of each image, and the image ids (n,), sorted by id."""
+    position = torch.arange(len(queue), device=queue.ids.device)
+    order = torch.argsort(queue.ages(position), stable=True).tolist()
+    newest: dict[int, int] = {}
+    ids = queue.ids[: len(queue)].tolist()
+    for entry in order:
+        newest.setdefault(ids[entry], entry)
+    pairs = sorted(newest.items())
+    images, entries = torch.tensor(pairs, device=position.device, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
+    return entries, images
+
+
+def _tile(dataset: ImageDataset, index: int, side: int) -> RGBImage:
+    """Return the center square (side, side, 3) of an image; gray if it cannot be read."""
+    try:
+        image = Image.fromarray(dataset.load(index, side))
+    except BadImage:
+        return np.full((side, side, 3), 128, np.uint8)
+    return np.asarray(ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS))
+
+
+def _label(dataset: ImageDataset, index: int) -> str:
+    label = -1 if dataset.labels is None else int(dataset.labels[index])
+    return "" if label < 0 else str(label) if dataset.classes is None else dataset.classes[label]
+
+
+def _clean(text: str) -> str:
+    """Keep a name in its column and on its line."""
+    return " ".join(text.split())
