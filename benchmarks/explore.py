@@ -97,14 +97,14 @@ def measure(address: str, pid: int) -> dict[str, Any]:
             searches.append(answer["milliseconds"])
         page.goto(address + "#/map")
         page.wait_for_selector(".legend .names button")
+        page.wait_for_function("() => document.getElementById('screen').scatter.count > 0")
         page.wait_for_timeout(1000)
         frames = page.evaluate(
             """async () => { const s = document.getElementById('screen').scatter; const times = []; let last = null;
-              for (let i = 0; i < 120; i++) {
+              for (let i = 0; i < 240; i++) {
                 await new Promise(done => requestAnimationFrame(now => {
                   if (last !== null) times.push(now - last); last = now;
                   s.pan(Math.sin(i / 9) * 12, Math.cos(i / 7) * 8);
-                  const gl = s.gl; s.render(); gl.readPixels(0, 0, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, new Uint8Array(4));
                   done(); }));
               } return times; }"""
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from typing import Any, Literal
 from snclr.errors import UserError
 
 _log = logging.getLogger("snclr")
+_NICENESS = 10
 _current = threading.local()  # `job`: the job that runs in this thread
 THREADS = "snclr-explore"
 """Prefix of the names of the threads."""
@@ -133,6 +136,8 @@ class Jobs:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self, waiting: queue.SimpleQueue[Job]) -> None:
+        if sys.platform == "linux":  # the browser and the requests come first; threads of torch inherit it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self.closed:
             with contextlib.suppress(queue.Empty):
                 self._run(waiting.get(timeout=0.25))

@@ -24,6 +24,11 @@ void main() {
 const MAX_IMAGES = 400;
 const IMAGE_CACHE = 900;
 const MARGIN = 0.9;
+// With this many points, a pan or zoom moves the drawn canvas; the points are drawn again when it ends. The canvas is
+// larger than the stage by EDGE of its size on each side.
+const LARGE = 20000;
+const EDGE = 0.3;
+const SETTLE_MILLISECONDS = 140;
 
 export class Scatter {
   // `imageOf(row)` describes the image of a point; onHover(row), onSelect(row), onLasso(rows); row is -1 for none.
@@ -186,6 +191,7 @@ export class Scatter {
   fit(draw = true) {
     const [left, top, right, bottom] = this.bounds ?? [0, 0, 1, 1];
     const [width, height] = [Math.max(1, this.width - this.left), Math.max(1, this.height)];
+    this.rendered = null;
     this.scale = MARGIN * Math.min(width / Math.max(right - left, 1e-9), height / Math.max(bottom - top, 1e-9));
     this.view = { x: (left + right) / 2, y: (top + bottom) / 2, zoom: 1 };
     if (draw) this.draw();
@@ -193,6 +199,7 @@ export class Scatter {
 
   zoomAt(x, y, factor) {
     const [dataX, dataY] = this.toData(x, y);
+    this.move();
     this.view.zoom = Math.min(4000, Math.max(0.3, this.view.zoom * factor));
     const unit = this.unit();
     this.view.x = dataX - (x - this.centerX) / unit;
@@ -202,6 +209,7 @@ export class Scatter {
 
   pan(dx, dy) {
     const unit = this.unit();
+    this.move();
     this.view.x -= dx / unit;
     this.view.y += dy / unit;
     this.draw();
@@ -214,6 +222,15 @@ export class Scatter {
     this.draw();
   }
 
+  move() {
+    this.moving = true;
+    clearTimeout(this.settling);
+    this.settling = setTimeout(() => {
+      this.moving = false;
+      this.draw();
+    }, SETTLE_MILLISECONDS);
+  }
+
   // Drawing
 
   resize() {
@@ -221,10 +238,13 @@ export class Scatter {
     if (!width || !height) return;
     this.ratio = Math.min(2, window.devicePixelRatio || 1);
     Object.assign(this, { width, height, left: this.inset() });
-    for (const canvas of [this.canvas, this.overlay]) {
-      canvas.width = Math.round(width * this.ratio);
-      canvas.height = Math.round(height * this.ratio);
+    const size = 1 + 2 * EDGE;
+    for (const [canvas, scale] of [[this.canvas, size], [this.overlay, 1]]) {
+      canvas.width = Math.round(width * scale * this.ratio);
+      canvas.height = Math.round(height * scale * this.ratio);
     }
+    Object.assign(this.canvas.style, { left: `${-EDGE * width}px`, top: `${-EDGE * height}px`, width: `${size * width}px`, height: `${size * height}px` });
+    this.rendered = null;
     if (this.bounds && this.view.zoom === 1) this.fit(false);
     this.draw();
   }
@@ -235,8 +255,24 @@ export class Scatter {
       this.scheduled = null;
       this.frames.push(now);
       if (this.frames.length > 600) this.frames.splice(0, 300);
-      this.render();
+      if (this.moving && this.slide()) this.drawOverlay();
+      else this.render();
     });
+  }
+
+  // Move and scale the canvas as it was drawn to the current view; false if it does not cover the stage.
+  slide() {
+    const { rendered, view, width, height } = this;
+    if (!rendered || this.count < LARGE || this.mixture < 1) return false;
+    const unit = this.unit();
+    const s = view.zoom / rendered.zoom;
+    const x = (rendered.x - view.x) * unit;
+    const y = (view.y - rendered.y) * unit;
+    const covers = (center, size, shift) => center - (EDGE * size + center) * s + shift <= 0 && center + (size + EDGE * size - center) * s + shift >= size;
+    if (s > 2 || !covers(this.centerX, width, x) || !covers(height / 2, height, y)) return false;
+    this.canvas.style.transformOrigin = `${EDGE * width + this.centerX}px ${EDGE * height + height / 2}px`;
+    this.canvas.style.transform = `translate(${x}px, ${y}px) scale(${s})`;
+    return true;
   }
 
   render() {
@@ -246,16 +282,20 @@ export class Scatter {
     gl.viewport(0, 0, this.canvas.width, this.canvas.height);
     gl.clearColor(0, 0, 0, 0);
     gl.clear(gl.COLOR_BUFFER_BIT);
-    const sx = (2 * unit) / this.width;
-    const sy = (2 * unit) / this.height;
+    const size = 1 + 2 * EDGE;
+    const sx = (2 * unit) / (this.width * size);
+    const sy = (2 * unit) / (this.height * size);
+    const middle = (2 * (EDGE * this.width + this.centerX)) / (this.width * size) - 1;
     gl.uniform2f(this.at.scale, sx, sy);
-    gl.uniform2f(this.at.offset, -this.view.x * sx + this.left / this.width, -this.view.y * sy);
+    gl.uniform2f(this.at.offset, -this.view.x * sx + middle, -this.view.y * sy);
     gl.uniform1f(this.at.mixture, this.mixture);
     const base = this.count > 50000 ? 2 : this.count > 8000 ? 3 : this.count > 1500 ? 4.5 : 7;
-    const size = Math.min(14, base * Math.pow(this.view.zoom, 0.25)) * this.ratio;
-    gl.uniform1f(this.at.size, size);
-    gl.uniform1f(this.at.round, size > 3 ? 1 : 0);
+    const dot = Math.min(14, base * Math.pow(this.view.zoom, 0.25)) * this.ratio;
+    gl.uniform1f(this.at.size, dot);
+    gl.uniform1f(this.at.round, dot > 3 ? 1 : 0);
     gl.drawArrays(gl.POINTS, 0, this.count);
+    this.canvas.style.transform = "";
+    this.rendered = { ...this.view };
     this.drawOverlay();
   }
 
@@ -382,6 +422,7 @@ export class Scatter {
     let moved = 0;
     area.addEventListener("pointerdown", (event) => {
       area.setPointerCapture(event.pointerId);
+      this.onHover?.(-1, [0, 0]);
       this.pointers.set(event.pointerId, place(event));
       moved = 0;
       if (this.pointers.size === 1 && (event.shiftKey || this.lassoMode)) this.lasso = [place(event)];
@@ -456,6 +497,7 @@ export class Scatter {
   destroy() {
     this.resizing.disconnect();
     if (this.scheduled) cancelAnimationFrame(this.scheduled);
+    clearTimeout(this.settling);
     this.gl.getExtension("WEBGL_lose_context")?.loseContext();
   }
 }

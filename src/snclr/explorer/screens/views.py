@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from snclr.data.transforms.views import ViewSettings
 from snclr.errors import UserError
 from snclr.explorer.opened import Explorer, ImageRef, encode_image
 from snclr.explorer.run_data import OpenedRun, to_pixels, with_settings
 
 MAX_EPOCHS = 12
-SLIDERS = ("crop_min", "crop_max", "flip", "jitter", "brightness", "contrast", "saturation", "hue", "grayscale", "blur",
-           "solarize", "randaugment")  # fmt: skip
+SLIDERS = {
+    "crop_min": "smallest area of a crop, as a share of the image", "crop_max": "largest area of a crop",
+    "flip": "probability of a horizontal flip", "jitter": "probability of color jitter",
+    "brightness": "range of the brightness factor", "contrast": "range of the contrast factor",
+    "saturation": "range of the saturation factor", "hue": "largest hue shift",
+    "grayscale": "probability of grayscale", "blur": "probability of blur", "solarize": "probability of solarization",
+    "randaugment": "probability of each RandAugment operation",
+}  # fmt: skip
+"""Settings of a view with a slider, and their meaning."""
 
 
 def settings(run: OpenedRun) -> dict[str, Any]:
     """Return the settings of the run's two views, with the range and the meaning of each."""
     first, second = run.view_settings()
-    helps = _helps()
     return {
         "views": [asdict(first), asdict(second)],
-        "sliders": [{"name": name, "limit": 0.5 if name == "hue" else 1.0, "help": helps[name]} for name in SLIDERS],
+        "sliders": [
+            {"name": name, "limit": 0.5 if name == "hue" else 1.0, "help": text} for name, text in SLIDERS.items()
+        ],
         "seed": run.seed,
         "epochs": run.epochs,
         "name": None if run.config is None else run.config.views,
@@ -92,17 +99,3 @@ def parse_changes(values: dict[str, str]) -> tuple[dict[str, float], dict[str, f
 def _data_uri(view: torch.Tensor) -> str:
     data, kind = encode_image(to_pixels(view), 256)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def _helps() -> dict[str, str]:
-    """Return the meaning of each setting; the docstrings of fields exist only in the source."""
-    texts = {
-        "crop_min": "smallest area of a crop, as a share of the image", "crop_max": "largest area of a crop",
-        "flip": "probability of a horizontal flip", "jitter": "probability of color jitter",
-        "brightness": "range of the brightness factor", "contrast": "range of the contrast factor",
-        "saturation": "range of the saturation factor", "hue": "largest hue shift",
-        "grayscale": "probability of grayscale", "blur": "probability of blur",
-        "solarize": "probability of solarization", "randaugment": "probability of each RandAugment operation",
-    }  # fmt: skip
-    assert set(texts) == {field.name for field in fields(ViewSettings)}
-    return texts
