@@ -36,7 +36,7 @@ def test_a_finished_or_foreign_folder_is_refused(sandbox: Sandbox, tmp_path: Pat
     said = sandbox.pretrain(finished).expect_exit(2)
     assert "--resume" in said
     assert "--overwrite" in said
-    assert "lr=0.1" in sandbox.pretrain(finished, "--resume", "--lr=0.5").expect_exit(2)
+    assert "--lr 0.1" in sandbox.pretrain(finished, "--resume", "--lr=0.5").expect_exit(2)
     (tmp_path / "precious.txt").write_text("mine")
     said = sandbox.pretrain(tmp_path, "--overwrite").expect_exit(2)
     assert (tmp_path / "precious.txt").read_text() == "mine"
