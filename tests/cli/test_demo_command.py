@@ -36,7 +36,7 @@ def trained(monkeypatch):
         calls.append(settings)
         raise StopRequested(signal.SIGINT, 0, 1)
 
-    monkeypatch.setattr("snclr.api.pretrain.pretrain", stop)
+    monkeypatch.setattr("snclr.pretrain", stop)
     return calls
 
 

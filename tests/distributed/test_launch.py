@@ -224,7 +224,7 @@ def test_a_program_has_one_world_size():
 
 @pytest.mark.parametrize(
     ("variables", "flags", "message"),
-    [({}, ["--nodes", "2"], "torchrun --nnodes 2"), (TORCHRUN_OF_ONE, ["--devices", "2"], "torchrun started 1 of 1")],
+    [({}, ["--nodes", "2"], "Put torchrun"), (TORCHRUN_OF_ONE, ["--devices", "2"], "torchrun started 1 of 1")],
 )
 def test_the_command_line_prints_launch_errors_and_writes_nothing(
     monkeypatch, capsys, tmp_path, variables, flags, message

@@ -289,4 +289,4 @@ def test_pretraining_explains_neighbor_purity_once(images, tmp_path, capsys):
     )  # fmt: skip
     err = capsys.readouterr().err
     assert err.count(f"neighbor purity: {PURITY_IN_TRAINING}; chance 33%") == 1
-    assert err.index(PURITY_IN_TRAINING) < err.index("epoch 1/2")
+    assert err.index(PURITY_IN_TRAINING) < err.index("epoch 1/2:")

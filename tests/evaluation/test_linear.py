@@ -300,7 +300,7 @@ def test_classes_are_matched_by_name() -> None:
     assert result.top1 == 1.0
     assert result.predictions.tolist() == [2, 0] * 5  # in the training set's numbers
     test.classes = ["blue", "crimson"]
-    with pytest.raises(UserError, match="crimson; there are red, green, blue"):
+    with pytest.raises(UserError, match=r"crimson\. These have red, green, blue"):
         linear_probe(encoder, train, test, image_size=8, quiet=True)
 
 

@@ -16,7 +16,7 @@ from snclr.reports import page as page_module
 from snclr.reports.classes import ClassTable
 from snclr.reports.embedding_map import TILE, build_map
 from snclr.reports.overlay import OverlaidRun, render_overlay
-from snclr.reports.page import Gallery, Page, render
+from snclr.reports.page import NeighborSection, Page, render
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.chromium import Tab, find_chromium, open_tab
 from tests.helpers.visit import hostile, requests, use
@@ -67,7 +67,7 @@ def a_page(names: list[str], classes: list[str] | None = None) -> Page:
         results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
         classes=ClassTable(used, np.arange(len(used) ** 2).reshape(len(used), -1), used[0]),
         skipped=[{"key": one, "reason": one} for one in used],
-        gallery=Gallery(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
+        gallery=NeighborSection(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
         alerts=used[:2],
         map=build_map(
             np.stack([np.cos(angle), np.sin(angle)], 1), used, classes or used,

@@ -13,7 +13,7 @@ from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS
 from snclr.reports.embedding_map import TILE, build_map
-from snclr.reports.page import MAX_SKIPPED, Gallery, Missing, Page, render, render_within
+from snclr.reports.page import MAX_SKIPPED, Missing, NeighborSection, Page, render, render_within
 from snclr.reports.text import visible
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.report_page import HOSTILE, ParsedPage
@@ -40,7 +40,7 @@ def page(names: list[str], **changes: Any) -> Page:
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
         classes=ClassTable(some[:3], np.array([[3, 1, 0], [0, 2, 2], [0, 0, 0]]), some[0]),
         skipped=[{"index": 0, "key": one, "reason": one} for one in some],
-        gallery=Gallery(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
+        gallery=NeighborSection(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
         map=build_map(points, some, list(some), tiles, "p"),
         sessions=[{"event": "start", "time": some[0], "command": one, "device": one, "cores": 2, "threads": 2,
                    "ranks": 2, "versions": {one: one}, "seconds": 61.0} for one in some[:2]],
