@@ -18,8 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _with_study_options(function: F) -> F:
     """Add the fields of `StudyOptions` to signature and docstring, which the flags are generated from."""
-    *own, keywords = inspect.signature(function).parameters.values()
-    parameters = [*own, *inspect.signature(StudyOptions).parameters.values(), keywords]
+    *own_parameters, keywords = inspect.signature(function).parameters.values()
+    parameters = [*own_parameters, *inspect.signature(StudyOptions).parameters.values(), keywords]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     function.__doc__ = f"{function.__doc__}{str(StudyOptions.__doc__).partition('Args:')[2]}"
@@ -56,9 +56,9 @@ def compare(
     data = inspect_dataset(settings.get("data") or "")
     evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
     evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
-    own = {"methods": ",".join(row.label for row in rows), "tune": tune, "name": None if name == "compare" else name}
+    flags = {"methods": ",".join(row.label for row in rows), "tune": tune, "name": None if name == "compare" else name}
     title = f"{data.name}: {count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
-    command = command_line("compare", {**own, **options.recorded(), **settings})
+    command = command_line("compare", {**flags, **options.recorded(), **settings})
     return run_study(
         Study(options, name, title, rows, settings, evaluation, data, command, grid=grid, notes=notes)
     )  # fmt: skip
@@ -102,12 +102,12 @@ def ablate(
         evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
         evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
         notes += ["every row searches neighbors, even if its loss uses none, to measure neighbor purity"]
-    own = {
+    flags = {
         "table": table, "values": numbers, "steps": steps if table == "cost" and steps != 30 else None,
         "name": None if name == f"ablate-{table}" else name,
     }  # fmt: skip
     name, title = name or f"ablate-{table}", f"{data.name}: {TABLES[table]}"
-    command = command_line("ablate", {**own, **options.recorded(), **settings})
+    command = command_line("ablate", {**flags, **options.recorded(), **settings})
     return run_study(Study(options, name, title, rows, settings, evaluation, data, command, rule=rule, notes=notes))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class DetectResult:
-    """Average precision of a detector as recorded in results.jsonl; shares in [0, 1], None without objects."""
+    """Average precision of a detector as recorded in results.jsonl: values in [0, 1], None if there are no objects."""
 
     kind: str
     time: str

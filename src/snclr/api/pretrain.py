@@ -40,6 +40,7 @@ class QueuePlan:
 
     length: int
     mb: float
+    """Memory of its features in megabytes."""
     epochs_of_life: float
     """Epochs that a feature stays in the queue."""
     share_of_images: float
@@ -72,6 +73,7 @@ class RunPlan:
     images: int
     batch_size: int
     processes: int
+    """Ranks, over all nodes."""
     epochs: int
     steps_per_epoch: int
     steps: int

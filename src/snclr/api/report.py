@@ -62,8 +62,8 @@ def report(
 
         if data is not None or class_names is not None:
             raise UserError("--data and --class-names apply to the report of one run. Omit them, or give one run")
-        every = [open_run(one) for one in (run, *others)]
-        return write_overlay(every, report_path(out, every[0].runs_report))
+        run_dirs = [open_run(one) for one in (run, *others)]
+        return write_overlay(run_dirs, report_path(out, run_dirs[0].runs_report))
     names = None if class_names is None else read_class_names(class_names)
     options = ReportOptions(images, rows, k, embeddings, seed, names)
     run_dir = open_run(run)

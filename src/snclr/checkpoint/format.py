@@ -3,8 +3,8 @@
     checkpoints/step-0000000120/{tensors.safetensors, info.json, manifest.json}
 
 A checkpoint is written to a hidden folder, synced to disk and renamed, so a folder `step-*` is always complete. To
-replace a step, the new folder is first renamed to `step-*.new`, which counts as a checkpoint too; at no time is there
-none. Writers hold a lock, and its holder removes what killed writers left behind.
+replace a step, the new folder is first renamed to `step-*.new`, which counts as a checkpoint too, so a
+complete one always exists. Writers hold a lock, and its holder removes what killed writers left behind.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from snclr.errors import UserError
 
 
 def collect(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the tensors of the method (encoders, heads, queue) and of the optimizer."""
+    """Return the tensors of the trained module (a method: encoders, heads, queue) and of the optimizer."""
     tensors = {f"method/{name}": value for name, value in method.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items()}

@@ -229,6 +229,6 @@ def _annotated(command: Command, name: str, kind: Any, default: Any, *options: P
     shown = Parameter(show_default=not (default is None or default is False or default in ("", ())))
     if isinstance(kind, UnionType) and members[0] is str:  # such as `str | Path`: the function converts text itself
         kind, options = str | None, (*options, *([Parameter(metavar="PATH")] if Path in members else []))
-    own = (command.flags[name],) if name in command.flags else ()
-    parts = (kind, shown, *options, *own)
+    flag_options = (command.flags[name],) if name in command.flags else ()
+    parts = (kind, shown, *options, *flag_options)
     return Annotated[parts]

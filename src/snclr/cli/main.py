@@ -53,7 +53,7 @@ when processes share the cores."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. The exit code is 0, 2 for bad input, 130 or 143 after a stop."""
+    """Run one command; return 0, 1 if runs of a comparison failed, 2 for bad input, or 130 or 143 after a stop."""
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is imported
     try:
@@ -130,7 +130,7 @@ def load_command(name: str) -> Command:
 
 
 def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: Sequence[str]) -> int:
-    """Call the command and print its result or error on rank 0."""
+    """Call the command. Print its result on rank 0, and a UserError on each rank that raises one."""
     import json
 
     from snclr.cli.flags import parameter_names, with_flags

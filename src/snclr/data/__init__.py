@@ -1,1 +1,1 @@
-"""Data, left to right: source → order → decode → views → loader. Nothing here knows about training."""
+"""The data pipeline: dataset, sampler, decoding, views, loader. It imports nothing from `train`."""

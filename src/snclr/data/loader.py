@@ -1,7 +1,8 @@
-"""The training dataloader: batches of views that do not depend on the number of workers or ranks, from any step on.
+"""The training dataloader: batches of views that do not depend on the number of workers or ranks.
 
-Crops (stage 1) are a pure function of the step and are computed in this process, a thread, or worker processes. Color
-transforms (stage 2) run on the training device. A plain DataLoader cannot start at any step, nor replace bad images.
+It can start at any step: crops (stage 1) are a pure function of the step and are computed in this process, a thread, or
+worker processes. Color transforms (stage 2) run on the training device. A plain DataLoader cannot start at any step,
+nor replace bad images.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from snclr.errors import UserError
 from snclr.runtime.device import threads_for
 from snclr.runtime.stop import StopRequested
 
-# JPEGs are decoded at no less than this many times the view size, so that even an 8 % crop is not upscaled.
+# JPEGs may be decoded at reduced size, but at least this many times the view size: an 8 % crop is not upscaled.
 _DRAFT_SIDES = 4
 _REPLACEMENT_TRIES = 100
 # Images are cropped together until they have this many bytes.
 _TOGETHER = 8 * 10**6
-# With fewer bad images, the share of a large dataset cannot be estimated.
+# With fewer bad images, their share cannot be estimated before the whole dataset has been read.
 _FEW_BAD = 10
 
 
@@ -211,7 +212,8 @@ class ViewLoader:
     def _check_bad_share(self, *, no_replacement: bool = False) -> None:
         """Raise UserError if no replacement was found, or too many images are bad.
 
-        That is a share above the limit of the whole dataset, or of the images seen by four standard deviations.
+        Too many are more than `max_bad_share` of the whole dataset, or, among the images seen so far, more than four
+        standard deviations above that share.
         """
         seen, bad, share = int(self._seen.sum()), len(self._skips), self._max_bad_share
         likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)
@@ -225,7 +227,7 @@ class ViewLoader:
 
 @dataclass
 class CropSteps(Dataset[Crops]):
-    """Stage 1 as a dataset whose items are steps, so that a worker needs only the step number."""
+    """A dataset whose item i is stage 1 of step i: a worker needs only the step number."""
 
     dataset: ImageDataset
     views: tuple[ViewSettings, ...]
@@ -238,8 +240,8 @@ class CropSteps(Dataset[Crops]):
 
     def __getitem__(self, step: int) -> Crops:
         epoch, ids = self.global_batch(step)
-        share = self.batch_size // self.world_size
-        ids = ids[self.rank * share : (self.rank + 1) * share]
+        local_batch_size = self.batch_size // self.world_size
+        ids = ids[self.rank * local_batch_size : (self.rank + 1) * local_batch_size]
         if isinstance(self.dataset, ArrayDataset):
             return self._from_memory(self.dataset, step, epoch, ids)
         return self._from_files(step, epoch, ids)

@@ -28,10 +28,12 @@ def windowed_order(
 ) -> tuple[Ids, Ids]:
     """Return an epoch's permutation of images by their `shard` (n,), and the permutation (shards,) of the shards.
 
-    Shards are shuffled, and images are mixed from a sliding window of `window` shards. Shard p of the shuffled sequence
-    is spread uniformly over the times p - window + 1 … p + 1, clipped to start - window … shards - window + 1. So an
-    epoch begins with `start` shards (default: the whole window) and adds one per unit of time until the window is full.
-    With at most `window` shards the result is `epoch_order`.
+    Shards are shuffled, and images are mixed from a sliding window of `window` shards: each image gets a random time,
+    and the order is that of the times. The times of shard p of the shuffled sequence are uniform in p - window + 1 …
+    p + 1, clipped to start - window … shards - window + 1. With 6 shards and window 2, shard 0 has times in 0 … 1,
+    shard 1 in 0 … 2, shard 2 in 1 … 3, and shard 5 in 4 … 5. So an epoch begins with `start` shards (default: the whole
+    window) and adds one per unit of time until the window is full. With at most `window` shards the result is
+    `epoch_order`.
 
     >>> order, sequence = windowed_order(np.repeat(np.arange(6), 2), 6, seed=0, epoch=0, window=2)
     >>> sorted(order.tolist()) == list(range(12)), set(order[:2] // 2) <= set(sequence[:2])
@@ -71,9 +73,9 @@ def batch_ids(
     >>> epoch, len(ids)
     (1, 4)
     """
-    epoch, row = divmod(step, steps_per_epoch(length, batch_size))
+    epoch, step_in_epoch = divmod(step, steps_per_epoch(length, batch_size))
     permutation = cached_epoch_order(length, seed, epoch) if order is None else order(seed, epoch)
-    return epoch, permutation[row * batch_size : (row + 1) * batch_size]
+    return epoch, permutation[step_in_epoch * batch_size : (step_in_epoch + 1) * batch_size]
 
 
 @functools.lru_cache(maxsize=2)  # consecutive steps need the same epoch, or the next one

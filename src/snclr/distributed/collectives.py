@@ -1,4 +1,4 @@
-"""Collectives for training and evaluation; this module and `launch` are the only users of torch.distributed.
+"""Collectives for training and evaluation. Only this module and `launch` import torch.distributed; lightly uses it too.
 
 Every function also works on a single rank. Those that communicate, `is_first_rank_on_node` among them, are collective:
 every rank must call them, in the same order.
@@ -136,8 +136,8 @@ def check_equal_across_ranks(digest: Callable[[], str], what: str) -> None:
     if not is_distributed():
         return
     with raise_on_all_ranks():
-        own = digest()
-    for rank, other in enumerate(digests := all_gather_objects(own)):
+        local_digest = digest()
+    for rank, other in enumerate(digests := all_gather_objects(local_digest)):
         if other != digests[0]:
             raise UserError(f"rank {rank} has different {what} than rank 0; give every node the same data")
 
@@ -181,8 +181,8 @@ def raise_error_on_all_ranks(error: BaseException | None) -> None:
     A rank that failed raises its own error, the others an OtherRankError with its rank and message.
     """
     if is_distributed():
-        own = None if error is None else str(error) if isinstance(error, UserError) else repr(error)
-        messages = all_gather_objects(own)
+        local_message = None if error is None else str(error) if isinstance(error, UserError) else repr(error)
+        messages = all_gather_objects(local_message)
         for rank, message in enumerate(messages):
             if error is None and message is not None:
                 raise OtherRankError(f"rank {rank} failed: {message}")

@@ -1,4 +1,4 @@
-"""Start Fabric: the device, the precision and the ranks of a job."""
+"""Start the ranks of a job with Lightning Fabric, on their device and with the given precision."""
 
 from __future__ import annotations
 

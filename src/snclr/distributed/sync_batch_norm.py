@@ -85,9 +85,10 @@ class _Normalize(torch.autograd.Function):
         dims, shape = _reduced_dims(x), _channel_shape(x)
         values = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision would lose small terms of the sums
         variance, mean = torch.var_mean(values, dims, correction=0)
-        own = values.new_tensor([x.numel() // x.shape[1]])
-        of_all = all_gather(torch.cat([own, mean, variance])[None])  # one message: its latency exceeds its transfer
-        counts, means, variances = torch.split(of_all, [1, x.shape[1], x.shape[1]], dim=1)
+        local_count = values.new_tensor([x.numel() // x.shape[1]])
+        # One message, because its latency exceeds its transfer time.
+        gathered = all_gather(torch.cat([local_count, mean, variance])[None])
+        counts, means, variances = torch.split(gathered, [1, x.shape[1], x.shape[1]], dim=1)
         count = counts.sum()
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean).square())).sum(0) / count
@@ -109,8 +110,8 @@ class _Normalize(torch.autograd.Function):
         mean_g, mean_gx = (all_reduce_sum(torch.cat([sum_g, sum_gx])) / count).chunk(2)
         scale = inverse if weight is None else inverse * weight
         x_gradient = (gradient - mean_g.view(shape) - normalized * mean_gx.view(shape)) * scale.view(shape)
-        of_weight, of_bias = (sum_gx, sum_g) if weight is not None else (None, None)
-        return x_gradient.to(gradients[0].dtype), of_weight, of_bias, None
+        weight_gradient, bias_gradient = (sum_gx, sum_g) if weight is not None else (None, None)
+        return x_gradient.to(gradients[0].dtype), weight_gradient, bias_gradient, None
 
 
 def _reduced_dims(x: Tensor) -> list[int]:

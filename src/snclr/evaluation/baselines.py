@@ -106,9 +106,9 @@ def _path(run: Path, identity: dict[str, Any]) -> Path:
 
 def _read(session: Session, identity: dict[str, Any]) -> dict[str, Any] | None:
     """Return cached scores of this run or of another in the same folder; None if there are none."""
-    own = _path(session.run.resolve(), identity)
-    others = session.run.resolve().parent.glob(f"*/{EVALUATION}/baselines/{own.name}")
-    for path in (own, *others) if session.cache else ():
+    own_path = _path(session.run.resolve(), identity)
+    others = session.run.resolve().parent.glob(f"*/{EVALUATION}/baselines/{own_path.name}")
+    for path in (own_path, *others) if session.cache else ():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             record = json.loads(path.read_bytes())
             if record["identity"] == json.loads(json.dumps(identity)):

@@ -172,7 +172,7 @@ def encode_batches(
 
 @contextlib.contextmanager
 def frozen(encoder: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the block and restore the mode of each module afterward.
+    """Set the encoder to eval mode inside the block and restore the mode of each module afterward.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
     >>> with frozen(net):

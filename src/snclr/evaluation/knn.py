@@ -142,8 +142,8 @@ def _vote_in_blocks(
         progress.done = len(done)
         for block in range(-(-len(done) // _VOTE_ROWS), -(-n // _VOTE_ROWS), world_size):
             start = (block + rank) * _VOTE_ROWS
-            own = vote(slice(start, start + _VOTE_ROWS)) if start < n else done[:0]
-            done = torch.cat([done, all_gather_rows(own.to(device)).cpu()])
+            local_votes = vote(slice(start, start + _VOTE_ROWS)) if start < n else done[:0]
+            done = torch.cat([done, all_gather_rows(local_votes.to(device)).cpu()])
             progress.update(len(done) - progress.done)
             signum = requested_stop(stop)
             due = len(done) < n and time.monotonic() - saved_at >= SAVE_SECONDS

@@ -155,10 +155,10 @@ def true_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     >>> true_ranks(torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]]), torch.tensor([2, 1]))
     tensor([1, 1])
     """
-    own = scores.gather(1, labels[:, None])
+    true_scores = scores.gather(1, labels[:, None])
     not_before = torch.arange(scores.shape[1], device=scores.device) >= labels[:, None]
     # Count the classes it beats, not those that beat it: a NaN score comes last.
-    beaten = (scores < own) | ((scores == own) & not_before)
+    beaten = (scores < true_scores) | ((scores == true_scores) & not_before)
     return scores.shape[1] - beaten.sum(dim=1)
 
 

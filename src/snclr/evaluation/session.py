@@ -46,7 +46,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True)
 class Session:
-    """Which run is evaluated and where; the same on every rank except for `quiet` and `is_rank_zero`."""
+    """The run under evaluation, its device and options; the same on every rank except `quiet` and `is_rank_zero`."""
 
     run: Path
     device: str
@@ -60,7 +60,7 @@ class Session:
     workers: int
 
     def open(self, opening: Callable[[], ValueT]) -> ValueT:
-        """Call `opening` on every rank; an error on one rank is raised on all, a stop raises StopRequested."""
+        """Call `opening` on one rank per node, then on the others. Raise errors and StopRequested on all ranks."""
         raise_if_stop_requested(self.stop)
         return open_on_all_ranks(opening)
 

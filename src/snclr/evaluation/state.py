@@ -20,7 +20,10 @@ from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.trainer import Trainer, TrainTask, load_latest_checkpoint
 
 EVALUATION = "evaluation"
-"""Directory in a run for cached features and the state of stopped evaluations. It may be deleted at any time."""
+"""Directory in a run for cached features and the state of stopped evaluations.
+
+It may be deleted when no evaluation is running.
+"""
 
 
 def requested_stop(stop: StopFlag | None) -> int | None:

@@ -30,8 +30,8 @@ class StepOutput(NamedTuple):
 class Method(nn.Module):
     """A method with one encoder. The trainer uses only what this class declares.
 
-    `forward` returns the loss of one step and `after_step` follows the optimizer. `state_dict()` holds everything a
-    resumed run needs, including the queue. `num_features` is the output width of the encoder.
+    `forward` returns the loss of one step, and `after_step` runs after the optimizer step. `state_dict()` holds
+    everything a resumed run needs, including the queue. `num_features` is the output width of the encoder.
     """
 
     config: Any  # the config dataclass of the method
@@ -43,7 +43,7 @@ class Method(nn.Module):
         self.encoder = encoder
         self.projector = self.build_projector(num_features)
         self.predictor = self.build_predictor()
-        if not isinstance(config, QueueConfig):
+        if not isinstance(config, QueueConfig):  # methods with a queue set it or have a property
             self.queue = None
         self._to_push: tuple[Tensor, ...] | None = None  # the arguments of `NeighborQueue.push`
 
@@ -67,7 +67,7 @@ class Method(nn.Module):
 
     @property
     def target_network(self) -> nn.Module:
-        """Network from images (n, 3, S, S) to the features (n, D) that a queue holds."""
+        """Network from images (n, 3, S, S) to the features (n, D) that are compared: encoder and projector."""
         return nn.Sequential(self.encoder, self.projector)
 
     def project(self, views: Sequence[Tensor]) -> list[Tensor]:
@@ -92,7 +92,10 @@ class Method(nn.Module):
 
 
 class MomentumMethod(Method):
-    """A method with a target network: EMA copies of encoder and projector without gradient."""
+    """A method with a target network: EMA copies of encoder and projector without gradient.
+
+    A child `momentum_X` is the EMA copy of the child `X`; `after_step` updates it.
+    """
 
     def __init__(self, encoder: nn.Module, num_features: int, config: MethodConfig) -> None:
         super().__init__(encoder, num_features, config)

@@ -1,7 +1,7 @@
 """Settings of the methods: one keyword-only dataclass per method, and `METHODS`, the registry.
 
 All settings are in this one module, and it does not import torch: `snclr pretrain --help` lists every method's settings
-and must not wait a second for torch. `implementation` names the class that takes the config.
+and starts faster without torch. `implementation` names the class that takes the config.
 
 The defaults of a method are its own paper's values. Fields with the same name mean the same in every method; the
 docstring below the first is the help text of the flag.
@@ -27,7 +27,7 @@ Sides = Literal["both", "positives", "negatives", "other-negatives", "neither"]
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Base of every method's settings. The docstring of a method's config names paper, venue and equation."""
+    """Base of every method's settings. The docstring of a method's config gives paper, venue and equation."""
 
     implementation: ClassVar[str]
     """module:class of the method."""
@@ -129,8 +129,8 @@ class SoftNeighborConfig(MethodConfig):
     loss_form: LossForm = "inside"
     """Weights inside the logarithm (paper) or outside (released code)."""
     sides: Sides = "both"
-    """Where neighbors enter the loss: as positives, as negatives, both or neither; other-negatives: as negatives, but
-    not the image's own neighbors."""
+    """Where neighbors enter the loss: positives (the image's own neighbors, in numerator and denominator), negatives
+    (denominator only), other-negatives (denominator only, without the image's own neighbors), both or neither."""
     negatives: Literal["other-view", "both-views"] = "other-view"
     """Negatives of a view: the other images' target projections of the other view, or of both views as in SimCLR."""
     weights: Literal["soft", "hard"] = "soft"
@@ -159,11 +159,11 @@ class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, PredictorConf
     implementation = "snclr.methods.snclr.method:SNCLR"
     final_bias: bool = False
     preset: Literal["paper", "released"] = "paper"
-    """SNCLR's open choices together: the paper's text, or what the authors' public code computes."""
+    """Values of the settings in which the paper and the authors' public code differ: paper, or released (the code)."""
     neighbor_free_epochs: NonNegativeInt = 0
-    """Epochs at the start without neighbors (Eq. 1)."""
+    """First epochs, trained without neighbors (Eq. 1)."""
     push: Literal["one", "both"] = "one"
-    """Push the target projections of one view or of both into the queue."""
+    """Views whose target projections are pushed into the queue: one (view 2) or both."""
     search_view: Literal["augmented", "plain"] = "augmented"
     """View whose features are searched and pushed: augmented, or plain: the center crop without color changes, in one
     more pass of the target network."""

@@ -50,8 +50,8 @@ class MoCoV2(MomentumMethod):
         with autocast_disabled(q):
             q, k = l2_normalize(q), l2_normalize(k)
             negatives = self.queue.candidates.to(q.dtype)
-            own = matching_pairs(ids.to(self.queue.ids), self.queue.ids[: len(self.queue)])
-            loss = queue_loss(q, k, negatives, own, tau=self.config.temperature)
+            own_image_pairs = matching_pairs(ids.to(self.queue.ids), self.queue.ids[: len(self.queue)])
+            loss = queue_loss(q, k, negatives, own_image_pairs, tau=self.config.temperature)
         self._to_push = all_gather(k), all_gather(ids)
         return StepOutput(loss=loss, features=k)
 
@@ -59,7 +59,8 @@ class MoCoV2(MomentumMethod):
 def queue_loss(q: Tensor, k: Tensor, negatives: Tensor, own: tuple[Tensor, Tensor], *, tau: float) -> Tensor:
     """Eq. 1: −log [ exp(q·k/τ) / (exp(q·k/τ) + Σ_n exp(q·n/τ)) ] for normalized q, k (N, D) and negatives (Q, D).
 
-    `own` are the pairs (row, negative) to exclude. Without negatives, loss and gradient are 0.
+    `own` lists the pairs (row, negative) of the same image, which are excluded. Without negatives, loss and gradient
+    are 0.
     """
     positive = (q * k).sum(dim=1, keepdim=True) / tau
     excluded = torch.zeros(len(q), len(negatives), dtype=torch.bool, device=q.device)

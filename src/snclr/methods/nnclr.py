@@ -1,7 +1,7 @@
 """NNCLR: the positive of a view is the nearest neighbor of the other view among earlier projections.
 
 Dwibedi, Aytar, Tompson, Sermanet, Zisserman: "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning
-of Visual Representations", ICCV 2021. Eq. 3 in both directions, each halved as in the pseudo-code. One encoder; the
+of Visual Representations", ICCV 2021. Eq. 3, averaged over both directions as in the pseudo-code. One encoder; the
 queue holds its projections of the first view and is shared by all ranks.
 
 Differences from the paper, as in SNCLR: the queue starts empty, and a view without a neighbor uses its own projection.
@@ -76,5 +76,5 @@ class NNCLR(Method):
 def neighbor_loss(nearest: Tensor, z: Tensor, *, tau: float) -> Tensor:
     """Eq. 3: −log [ exp(NN_i·z_i/τ) / Σ_k exp(NN_i·z_k/τ) ] for normalized rows (N, D); k over all ranks."""
     logits = nearest @ all_gather_with_gradient(z).T / tau  # (N, B)
-    own = torch.arange(len(z), device=z.device) + rank_and_size()[0] * len(z)
-    return F.cross_entropy(logits, own)
+    targets = torch.arange(len(z), device=z.device) + rank_and_size()[0] * len(z)
+    return F.cross_entropy(logits, targets)

@@ -1,7 +1,7 @@
-"""Supervised: cross-entropy on labels with a linear classifier, the upper bound in the tables.
+"""Supervised: cross-entropy on labels with a linear classifier: the supervised baseline.
 
-It shows what the same encoder reaches with the same views and steps when labels are used. The loss is the mean over
-both views, so a step uses as many images as with every other method.
+It shows the accuracy of the same encoder with the same views and steps if labels are used. The loss is the mean over
+both views, so a step uses both views, as in every other method.
 
 x1 ── encoder ── classifier ┐
                              ├ cross-entropy with the label

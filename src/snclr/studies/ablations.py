@@ -49,12 +49,12 @@ def ablation_rows(
             " positive integers, e.g. 10,30,50."
         )
     k, rule = config.neighbors, RULES[table] if values is None else "rows given by --values"
-    own = f"{rule}: K = {k}, Q = {config.queue_length:,}"
+    full_rule = f"{rule}: K = {k}, Q = {config.queue_length:,}"
     if table == "positiveness":
-        return [NO_NEIGHBORS, _row(f"hard, K = {k}", weights="hard"), _row(f"soft, K = {k}", weights="soft")], own
+        return [NO_NEIGHBORS, _row(f"hard, K = {k}", weights="hard"), _row(f"soft, K = {k}", weights="soft")], full_rule
     if table == "sides":
         labels = {"positives only": "positives", "negatives only": "negatives", "both": "both"}
-        return [NO_NEIGHBORS, *(_row(label, sides=sides) for label, sides in labels.items())], own
+        return [NO_NEIGHBORS, *(_row(label, sides=sides) for label, sides in labels.items())], full_rule
     if table == "neighbors":
         expected = None if data.same_class is None else data.same_class * min(config.queue_length, data.images)
         scale = 1.0 if expected is None else min(1.0, expected / PAPER_ENTRIES_PER_CLASS)

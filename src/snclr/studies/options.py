@@ -70,7 +70,7 @@ class StudyOptions:
         return Records(self.results or Path(self.out) / "results")
 
     def recorded(self) -> dict[str, Any]:
-        """Return the options that a result depends on; None if at the default."""
+        """Return the command-line options that a result depends on; None for a default that is not repeated."""
         k = None if self.k == StudyOptions.k else self.k
         return {"seeds": self.seeds, "eval_data": self.eval_data, "test": self.test, "k": k}
 
@@ -83,7 +83,7 @@ class StudyOptions:
         return Path(self.out) / "runs" / f"{Path(run.record).stem}.{suffix}"
 
     def job(self, run: Run) -> dict[str, Any]:
-        """Return what the process of a run needs, as JSON values."""
+        """Return the input of the process that trains a run, as JSON values."""
         folder = str(self.run_dir(run))
         return {
             "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,

@@ -22,7 +22,7 @@ SHARED = frozenset(
 )
 """Settings that are the same for all rows; a flag sets them."""
 ENVIRONMENT = MAY_CHANGE_ON_RESUME - {"init_from"}
-"""Settings that do not change the weights and are not part of a run's key. A fingerprint replaces `data`."""
+"""Settings without effect on the weights, which are not part of a run's key. A fingerprint replaces `data`."""
 ASSIGNED = {
     "method": "use --methods",
     "seed": "use --seeds",

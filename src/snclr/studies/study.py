@@ -27,7 +27,7 @@ _TRIAL_STEPS = 5
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared: `settings` hold for all rows, and each row tries the overrides of `grid` to tune it."""
+    """What is compared. `settings` apply to all rows; with a `grid`, each row is tuned over its entries."""
 
     options: StudyOptions
     name: str
@@ -37,9 +37,12 @@ class Study:
     evaluation: Evaluation
     data: DatasetInfo
     command: str
+    """Command line that repeats the study."""
     rule: str = ""
+    """How the values of an ablation were scaled to the dataset."""
     grid: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    """Remarks for the protocol."""
 
     def __post_init__(self) -> None:
         name = self.name
@@ -47,7 +50,7 @@ class Study:
             raise UserError(f"--name {name!r} is not a valid file name. Use letters, digits, spaces and dashes.")
 
     def steps(self, run: Run) -> int:
-        """Return the training steps of a run."""
+        """Return the number of training steps of a run."""
         from snclr.data.sampler import steps_per_epoch
 
         if run.evaluation.kind == "cost":
@@ -55,7 +58,7 @@ class Study:
         return int(run.settings["epochs"]) * steps_per_epoch(self.data.images, int(run.settings["batch_size"]))
 
     def images(self, run: Run) -> int:
-        """Return the images a run trains on, over all epochs."""
+        """Return the number of images a run trains on, over all epochs."""
         return self.steps(run) * int(run.settings["batch_size"])
 
     def tuning_runs(self) -> list[Run]:

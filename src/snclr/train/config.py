@@ -79,9 +79,10 @@ class ViewConfig:
     """Augmentation of the two views."""
 
     views: Literal["byol", "cifar", "infomin", "crops"] = "byol"
-    """Augmentations of the two views; crops: random crops and flips only."""
+    """Augmentations of the two views: byol (the paper), cifar (no blur, larger crops), infomin (stronger colors and
+    RandAugment) or crops (random crops and flips only)."""
     crop_min: Fraction | None = None
-    """Smallest area of a random crop, as a fraction of the image."""
+    """Smallest area of a random crop, as a fraction of the image; overrides that of --views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +127,9 @@ class HardwareConfig:
     """Keep decoded images in memory if all of them fit into this size per machine, e.g. 4GB; auto: a quarter of the
     free memory, at most 2 GB; never: decode them every epoch."""
     threads: NonNegativeInt = 0
-    """CPU threads per rank (0: one per core); more do not speed up small encoders."""
+    """CPU threads per rank (0: one per core); small encoders do not gain from many."""
     timeout: Annotated[float, Range(ge=5)] = 600.0
-    """Seconds after which a rank that does not respond ends the run."""
+    """Seconds to wait for a rank that does not respond before the run fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,19 +208,19 @@ EARLIER_VALUES: dict[str, Any] = {"final_bias": True, "zero_init_residual": Fals
 def setting_groups() -> dict[str, dict[str, Setting]]:
     """Return the settings of all runs and methods, by group title and name.
 
-    The default of a setting that several methods share is the one of the shared group, not of a method.
+    The default of a method setting is that of the first class that declares it: a shared group, else a method.
     """
-    of_methods: dict[str, Setting] = {}
+    method_settings: dict[str, Setting] = {}
     bases: list[Any] = [base for config in METHODS.values() for base in reversed(config.__mro__)]
     for base in bases:
         for name, setting in describe(base).items() if issubclass(base, MethodConfig) else ():
-            of_methods.setdefault(name, setting)
+            method_settings.setdefault(name, setting)
     return {
         "Main options": describe(MainConfig),
         "Encoder": describe(EncoderConfig),
         "Augmentation": describe(ViewConfig),
         "Optimization": describe(OptimConfig),
-        "Method settings": of_methods,
+        "Method settings": method_settings,
         "Hardware": describe(HardwareConfig),
         "Checkpoints and logs": describe(OutputConfig),
     }
@@ -238,8 +239,8 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     """Return the config of a run: `settings` win over the file `config`, the file over the recipe.
 
     A recipe is written for SNCLR. Another method takes the recipe's run settings, but its method settings from its own
-    paper, except that a recipe of scale "small" also gives the `SIZES`. A warm-up of the recipe that is as long as the
-    given epochs becomes a tenth of them.
+    paper, except that a recipe of scale "small" also sets `SIZES`. If the recipe's warm-up is not shorter than the
+    given epochs, it becomes a tenth of them.
 
     >>> config = resolve({"recipe": "cifar", "epochs": 7})
     >>> config.epochs, config.warmup_epochs

@@ -1,6 +1,6 @@
 """Health metrics of a run: collapse of the features and quality of the neighbors. Labels are used for display only.
 
-A metric without a value, such as one over no neighbors, is nan: the mean of nothing.
+A metric that is undefined, such as one over no neighbors, is nan.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def queue_agreement(queue: NeighborQueue, k: int) -> float:
     known = nearest.mask[:, 0]
     partner = nearest.index[known, 0]
     found = [
-        nearest_neighbors(features, b, k, ids=own, candidate_ids=ids_b).index
-        for features, own in ((query[known], query_ids[known]), (a[partner], ids_a[partner]))
+        nearest_neighbors(features, b, k, ids=own_ids, candidate_ids=ids_b).index
+        for features, own_ids in ((query[known], query_ids[known]), (a[partner], ids_a[partner]))
     ]
     if len(ids_b) == 0:
         return math.nan
@@ -124,9 +124,9 @@ def health(
         if output.pulled is not None:
             values["pulled_share"] = float(output.pulled[mask].float().mean())
         if labels is not None:
-            own, neighbors = labels[ids], labels[output.neighbor_ids.clamp(min=0)]
-            values["same_class"] = neighbor_purity(own, neighbors, mask)
-            values["queue_knn"] = queue_knn(own, neighbors, output.similarity, mask)
+            batch_labels, neighbor_labels = labels[ids], labels[output.neighbor_ids.clamp(min=0)]
+            values["same_class"] = neighbor_purity(batch_labels, neighbor_labels, mask)
+            values["queue_knn"] = queue_knn(batch_labels, neighbor_labels, output.similarity, mask)
     return {name: value for name, value in values.items() if not math.isnan(value)}
 
 

@@ -1,6 +1,6 @@
 """The metrics of a run: one JSON object per line in metrics.jsonl, and the same values as TensorBoard events.
 
-After a resume the file is what an uninterrupted run would have written, except for clock readings, which are kept in
+After a resume the file is what an uninterrupted run would have written, except for the timings under
 `timing`. For that, the metrics of a step are written before its checkpoint is saved.
 """
 
@@ -44,7 +44,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     def write(
         self, step: int, epoch: float, values: Mapping[str, Any], *, timing: Mapping[str, Any] | None = None
     ) -> None:
-        """Append one line. Values are numbers (also 0-d tensors), text or None; `timing` has clock readings.
+        """Append one line. Values are numbers (also 0-d tensors), text or None; `timing` has the timings.
 
         A value that is not finite is written as null, and its name with "nan", "inf" or "-inf" under "nonfinite".
         """
@@ -88,7 +88,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """Return all records of a run, oldest first, without a last line cut short by a kill; [] before the first."""
+    """Return all records of a run, oldest first; [] if there are none. An incomplete last line is ignored."""
     return read_jsonl(RunDir(folder).metrics, fields=_FIELDS, on_invalid="raise")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Learned tokens and positions of transformers: offsets, like biases, although they have more than one dimension.
+# Tokens and position embeddings of transformers: added to features like biases, so not decayed.
 _OFFSETS = frozenset({"cls_token", "dist_token", "reg_token", "pos_embed", "relative_position_bias_table"})
 
 
@@ -78,7 +78,7 @@ def build_optimizer(
 
 
 def takes_decay(name: str, parameter: Tensor) -> bool:
-    """Return whether weight decay applies: to matrices and kernels, not to offsets, scales or learned tokens.
+    """Return whether weight decay applies: to matrices and kernels, not biases, scales, tokens or position embeddings.
 
     >>> takes_decay("blocks.0.attn.qkv.weight", torch.zeros(6, 2)), takes_decay("cls_token", torch.zeros(1, 1, 2))
     (True, False)

@@ -103,9 +103,11 @@ def _require(config: PretrainConfig, names: tuple[str, ...]) -> None:
 
 def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
     # Rank 0 decides: other nodes need neither the run directory nor, when resuming, the initial weights.
-    fresh = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
+    from_scratch = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
     # Check all input before creating the run directory, so that a typo leaves no files behind.
-    task = build_task(config, fabric, init_from=config.init_from if fresh else None, resumed=not fresh, quiet=quiet)
+    task = build_task(
+        config, fabric, init_from=config.init_from if from_scratch else None, resumed=not from_scratch, quiet=quiet
+    )
     config = task.config
     with (
         StopFlag() as stop,

@@ -54,7 +54,7 @@ class PretrainTask(LoaderTask):
     loader: ViewLoader
     spec: EncoderSpec
     module: Any
-    """The `Method`."""
+    """The `Method`, without the wrapper of Fabric."""
     wrapped: Any
     """The method wrapped by Fabric: forward applies precision and data parallelism."""
     optimizer: Any
@@ -74,12 +74,12 @@ class PretrainTask(LoaderTask):
         self._pushes = False  # whether the warning was given
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
-        """Train on one batch; if `log`, return loss and health of the global batch."""
+        """Run `training_step`; if `log`, also measure loss and health of the global batch and return them."""
         output, lr, gradient_norm = self.training_step(batch)
         return self._measure(batch, output, lr, gradient_norm) if log else {}
 
     def training_step(self, batch: Batch) -> tuple[StepOutput, float, float]:
-        """Run one step; return the output of the method, the learning rate and the gradient norm before clipping."""
+        """Update the weights once; return the method's output, learning rate and gradient norm before clipping."""
         config = self.config
         lr = warmup_cosine(
             batch.step,
@@ -112,8 +112,8 @@ class PretrainTask(LoaderTask):
     def _measure(self, batch: Batch, output: StepOutput, lr: float, gradient_norm: float) -> dict[str, Any]:
         """Measure the global batch: the values do not depend on the world size."""
         loss = all_reduce_sum(output.loss.detach().clone()) / self.fabric.world_size
-        rest = {name: part for name, part in output._asdict().items() if name != "loss" and part is not None}
-        gathered = StepOutput(loss=loss, **{name: all_gather(part) for name, part in rest.items()})
+        tensors = {name: tensor for name, tensor in output._asdict().items() if name != "loss" and tensor is not None}
+        gathered = StepOutput(loss=loss, **{name: all_gather(tensor) for name, tensor in tensors.items()})
         queue = self.module.queue
         values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
         if queue is not None:

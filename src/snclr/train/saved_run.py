@@ -1,4 +1,4 @@
-"""What a saved run gives back: its config for a resume, and its trained method."""
+"""Load a saved run: its config for a resume, or its trained method."""
 
 from __future__ import annotations
 

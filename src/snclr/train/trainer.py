@@ -80,7 +80,7 @@ class TrainTask(ABC, Generic[BatchT]):
         return values
 
     def epoch_means(self) -> Mapping[str, Any]:
-        """Return what replaces values of the last step in the line of an epoch: means over its steps."""
+        """Return means over the epoch's steps, which replace values of its last step in the line of the epoch."""
         return {}
 
     def new_skips(self) -> list[Any]:
@@ -119,7 +119,7 @@ class LoaderTask(TrainTask[Batch]):
         return self.loader.new_skips()
 
     def merge_skips(self, parts: list[list[Skip]]) -> None:
-        """Take the unreadable images of all ranks."""
+        """Add the unreadable images of all ranks."""
         self.loader.merge_skips(parts)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -144,12 +144,12 @@ class Trainer(Generic[BatchT]):
     description: str
     """Title of the progress bar."""
     checkpoints: Path | None
-    """Where checkpoints are written; None: nowhere."""
+    """Folder of the checkpoints; None: save none."""
     stop: StopFlag
     opening: str = ""
-    """Printed before the first step."""
+    """Message printed before the first step."""
     identity: dict[str, Any] | None = None
-    """JSON values stored in each checkpoint; see `load_latest_checkpoint`."""
+    """JSON values stored in each checkpoint. They must match to resume from it; see `load_latest_checkpoint`."""
     device: torch.device | str = "cpu"
     quiet: bool = False
     metrics: MetricsLog | None = None
@@ -157,9 +157,9 @@ class Trainer(Generic[BatchT]):
     save_every: int | None = None
     """Steps between checkpoints; None: `SAVE_SECONDS` between them."""
     keep: int = 1
-    """How many checkpoints stay on disk."""
+    """Number of checkpoints to keep."""
     epoch_lines: bool = False
-    """Print about twenty lines per run, and log every epoch."""
+    """Log one line per epoch, and print about twenty of them per run."""
     _saved: int = field(default=0, init=False)
     _saved_at: float = field(default_factory=time.monotonic, init=False)
 
@@ -178,15 +178,15 @@ class Trainer(Generic[BatchT]):
             step = self._saved = start
             batches = task.batches(start)
             while step < total:
-                began = time.perf_counter()
+                fetch_start = time.perf_counter()
                 batch = self._next_batch(batches, step, first=step == start)
                 if batch is None:
                     break
-                fetched = time.perf_counter()
+                fetch_end = time.perf_counter()
                 step += 1
                 epoch_ends = self.epoch_lines and step % task.steps_per_epoch == 0
                 values = task.step(batch, log=step % self.log_every == 0 or step == total or epoch_ends)
-                self._report(step, values, fetched - began, time.perf_counter() - fetched)
+                self._report(step, values, fetch_end - fetch_start, time.perf_counter() - fetch_end)
                 if self.metrics is not None and step % task.steps_per_epoch == 0:
                     task.on_epoch(step, self.metrics)
                 if self.save_every is not None and step % self.save_every == 0:
@@ -214,15 +214,16 @@ class Trainer(Generic[BatchT]):
         if first:
             long_barrier()
         new_skips = self.task.new_skips()
-        due = self.save_every is None and time.monotonic() - self._saved_at >= SAVE_SECONDS
-        own = [int(self.stop.requested or 0), int(error is not None), len(new_skips), int(due)]
-        every = all_gather(torch.tensor([own], device=self.device))
-        (signal, failed, news, _), save = every.amax(dim=0).tolist(), bool(every[0, 3])
-        if failed:
+        save_due = self.save_every is None and time.monotonic() - self._saved_at >= SAVE_SECONDS
+        local_status = [int(self.stop.requested or 0), int(error is not None), len(new_skips), int(save_due)]
+        statuses = all_gather(torch.tensor([local_status], device=self.device))  # (world size, 4)
+        signal, any_failed, max_new_skips, _ = statuses.amax(dim=0).tolist()
+        rank_0_saves = bool(statuses[0, 3])  # clocks differ between ranks
+        if any_failed:
             raise_error_on_all_ranks(error)
-        if news:
+        if max_new_skips:
             self.task.merge_skips(all_gather_objects(new_skips))
-        if save:
+        if rank_0_saves:
             self._save(step)
         if signal:
             self.stop.request(signal)
@@ -298,14 +299,14 @@ def check_finite(
 
     Call it before the update: the weights stay as they were. The images of the step are written to `report`.
     """
-    own = loss.detach().float()
-    total = all_reduce_sum(torch.stack([(~own.isfinite()).float(), own]))
+    local_loss = loss.detach().float()
+    total = all_reduce_sum(torch.stack([(~local_loss.isfinite()).float(), local_loss]))
     bad_losses = total[0].item()
     if not bad_losses and (math.isfinite(gradient_norm) or not check_gradient):
         return total[1] / rank_and_size()[1]
-    every = list(enumerate(all_gather_objects((str(float(own)), ids))))
+    gathered = list(enumerate(all_gather_objects((str(float(local_loss)), ids))))
     # A loss belongs to one rank's images. The gradient is a mean over ranks, so any image may be the cause.
-    suspects = [(rank, part) for rank, part in every if not bad_losses or not math.isfinite(float(part[0]))]
+    suspects = [(rank, part) for rank, part in gathered if not bad_losses or not math.isfinite(float(part[0]))]
     if rank_and_size()[0] == 0:
         record = {
             "step": step,
@@ -317,7 +318,7 @@ def check_finite(
         report.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(report, json.dumps(record) + "\n")
     barrier()
-    where = f" on rank {suspects[0][0]}" if len(every) > 1 and bad_losses else ""
+    where = f" on rank {suspects[0][0]}" if len(gathered) > 1 and bad_losses else ""
     raise UserError(
         f"step {step}: the {'loss' if bad_losses else 'gradient'} is not finite{where}; nothing was updated. The images"
         f" of the step are listed in {report}. {advice}"

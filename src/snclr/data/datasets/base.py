@@ -38,7 +38,7 @@ class ImageDataset(ABC):
 
     @abstractmethod
     def key(self, index: int) -> str:
-        """Return the displayed name of one image, e.g. its file name."""
+        """Return the name that identifies an image in messages and on the command line, e.g. its file name."""
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Views count from 0. Negative "views" are the other uses of the same hash, so that no two uses share a number.
+# Views count from 0. The order, replacements and the shard order use negative view numbers, so that no two purposes
+# draw the same numbers.
 ORDER = -1
 REPLACEMENT = -2
 SHARD_ORDER = -3

@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSettings:
-    """Probabilities and strengths of one view; the defaults are the first of BYOL's two groups."""
+    """Probabilities and strengths of one view; the defaults are those of BYOL's first view."""
 
     crop_min: float = 0.08
     """Minimum area of a crop, as a share of the image."""
@@ -77,7 +77,7 @@ class ViewSettings:
 _INFOMIN = ViewSettings(crop_min=0.2, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5, randaugment=0.5)
 _CROPS = ViewSettings(crop_min=0.2, jitter=0.0, grayscale=0.0, blur=0.0)
 VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
-    # The two groups of BYOL (Grill et al., 2020), which the paper uses.
+    # The augmentations of BYOL's two views (Grill et al., 2020), which the paper uses.
     "byol": (ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)),
     # For small images (about 32 pixels): 8 % of the area would be 9 × 9 pixels, and blur would remove all detail.
     "cifar": (ViewSettings(crop_min=0.2, blur=0.0), ViewSettings(crop_min=0.2, blur=0.0, solarize=0.2)),

@@ -91,8 +91,8 @@ def detect_objects(
             else:
                 detections += _detect(model, coco, number, image, device)
             progress.update(1)
-    every, unreadable = all_gather_objects(detections), all_gather_objects(bad)
-    return [one for part in every for one in part], {key: why for part in unreadable for key, why in part.items()}
+    gathered, unreadable = all_gather_objects(detections), all_gather_objects(bad)
+    return [one for part in gathered for one in part], {key: why for part in unreadable for key, why in part.items()}
 
 
 @torch.no_grad()

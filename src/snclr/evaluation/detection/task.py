@@ -92,9 +92,9 @@ class DetectionTask(TrainTask[StepSamples]):
         Each loss is a mean over the anchors or regions of one rank, so it is weighted by their number.
         """
         counts = loss_counts(self.model)
-        own = torch.tensor([float(counts[name]) for name in losses], device=self.fabric.device)
-        total = all_reduce_sum(own.clone()).clamp(min=1)
-        return (torch.stack(list(losses.values())).float() * own / total).sum() * self.fabric.world_size
+        local_counts = torch.tensor([float(counts[name]) for name in losses], device=self.fabric.device)
+        total = all_reduce_sum(local_counts.clone()).clamp(min=1)
+        return (torch.stack(list(losses.values())).float() * local_counts / total).sum() * self.fabric.world_size
 
     def new_skips(self) -> list[Any]:
         """Return the unreadable images that only this rank has found."""

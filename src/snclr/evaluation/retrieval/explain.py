@@ -70,9 +70,9 @@ def explain_image(
             description="candidates", quiet=quiet,
         )  # fmt: skip
         gallery = Gallery.from_features(y2, dataset)
-    own = gallery.index_of(query)
-    loss, terms = explain_loss(method.criterion, views, gallery, own_id=-1 if own is None else own)
-    label = label_of(query, 0) or (None if own is None else gallery.label(own))
+    query_index = gallery.index_of(query)
+    loss, terms = explain_loss(method.criterion, views, gallery, own_id=-1 if query_index is None else query_index)
+    label = label_of(query, 0) or (None if query_index is None else gallery.label(query_index))
     terms[0] = replace(terms[0], key=query.key(0), label=label)
     settings = method.criterion.config
     figure = Path(out) if out is not None else RunDir(run).figures / f"explain-{Path(str(image)).stem}.png"

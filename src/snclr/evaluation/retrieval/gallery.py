@@ -1,4 +1,4 @@
-"""Galleries, query images and neighbor rows: the one neighbor computation of neighbors, search, explain and the report.
+"""Neighbor search in a gallery of images, shared by `neighbors`, `search`, `explain` and the report.
 
 A query that is itself in the gallery is excluded: `same_images` decides which images are the same.
 """
@@ -99,9 +99,11 @@ class Gallery:
     def neighbor(self, position: int, cosine: float, w: float, label: str | None) -> Neighbor:
         """Describe row `position` of the gallery as a neighbor of a query with the given label."""
         index = int(self.ids[position])
-        own, path = self.label(index), None if self.dataset is None else _file_of(self.dataset, index)
-        same_class = None if label is None or own is None else label == own
-        return Neighbor(self.key(index), index, cosine, w, own, same_class, None if path is None else str(path))
+        neighbor_label, path = self.label(index), None if self.dataset is None else _file_of(self.dataset, index)
+        same_class = None if label is None or neighbor_label is None else label == neighbor_label
+        return Neighbor(
+            self.key(index), index, cosine, w, neighbor_label, same_class, None if path is None else str(path)
+        )
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,10 @@ def neighbor_rows(
         query_ids, gallery_ids = same_images(queries.dataset, gallery.dataset)
         same = {"query_ids": query_ids[ids], "gallery_ids": gallery_ids[gallery.ids]}
         # An image without a label of its own has the label of the same image in the gallery.
-        index_of = {number: index for index, number in enumerate(gallery_ids.tolist())}
+        gallery_index = {number: index for index, number in enumerate(gallery_ids.tolist())}
         for position, number in enumerate(query_ids[ids].tolist()):
-            if labels[position] is None and number in index_of:
-                labels[position] = label_of(gallery.dataset, index_of[number])
+            if labels[position] is None and number in gallery_index:
+                labels[position] = label_of(gallery.dataset, gallery_index[number])
     hits = find_similar(queries.y2.features, gallery.features, k, index=index, **same)
     y1, w = F.normalize(queries.y1.float(), dim=1), torch.empty_like(hits.cosine)
     for start in range(0, len(y1), _ROWS):
@@ -163,10 +165,10 @@ def neighbor_rows(
 
 
 def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:
-    """Return, for each rank, the share of queries whose neighbor has their class; None if no label is known."""
+    """Return the share of queries whose 1st, 2nd, … neighbor has their class; None if no label is known."""
     shares: list[float | None] = []
-    for rank in range(max((len(row.neighbors) for row in rows), default=0)):
-        flags = [row.neighbors[rank].same_class for row in rows if rank < len(row.neighbors)]
+    for position in range(max((len(row.neighbors) for row in rows), default=0)):
+        flags = [row.neighbors[position].same_class for row in rows if position < len(row.neighbors)]
         known = [flag for flag in flags if flag is not None]
         shares.append(sum(known) / len(known) if known else None)
     return shares
@@ -241,7 +243,7 @@ def class_names(dataset: ImageDataset, ids: Tensor) -> list[str | None] | None:
 
 
 def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, Tensor]:
-    """Number the queries (n,) and the gallery (m,) so that numbers are equal exactly for the same image.
+    """Return ids of the queries (n,) and of the gallery (m,) that are equal exactly for the same image.
 
     Files are compared by device and inode: a link to an image is the same image, a copy is not.
     """

@@ -127,11 +127,11 @@ def _search(ivf: Any, q: Tensor, k: int, extra: int, same: Pairs | None) -> tupl
     cosine, positions = (torch.from_numpy(part) for part in ivf.search(q.contiguous().numpy(), k + extra))
     cosine = cosine.masked_fill(positions < 0, -torch.inf)  # the probed lists hold fewer than k + extra points
     if same is not None and extra:
-        own = torch.full((len(q), extra), -2)
+        excluded = torch.full((len(q), extra), -2)
         starts = torch.searchsorted(same[0], torch.arange(len(q)))
-        own[same[0], torch.arange(len(same[0])) - starts[same[0]]] = same[1]
-        is_own = (positions[:, :, None] == own[:, None, :]).any(dim=2)
-        cosine, positions = cosine.masked_fill(is_own, -torch.inf), positions.masked_fill(is_own, -1)
+        excluded[same[0], torch.arange(len(same[0])) - starts[same[0]]] = same[1]
+        is_excluded = (positions[:, :, None] == excluded[:, None, :]).any(dim=2)
+        cosine, positions = cosine.masked_fill(is_excluded, -torch.inf), positions.masked_fill(is_excluded, -1)
     best, order = cosine.sort(dim=1, descending=True, stable=True)
     return best[:, :k], positions.gather(1, order)[:, :k]
 

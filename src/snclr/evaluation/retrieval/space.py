@@ -26,7 +26,7 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class EmbeddingSpace:
-    """`search` maps images to the features of Eq. 3, `attend` to those of Eq. 4 (None: the same features)."""
+    """The network `search` maps images to the features of Eq. 3, `attend` to those of Eq. 4 (None: the same)."""
 
     search: nn.Module
     attend: nn.Module | None
@@ -47,7 +47,7 @@ class EmbeddingSpace:
 
 
 def encoder_space(run: str | Path) -> EmbeddingSpace:
-    """Open the space of the exported encoder's features."""
+    """Open the space of the saved encoder's features."""
     encoder, spec = run_encoder(run)
     description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
     return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
@@ -58,7 +58,7 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
 
     With `queue`, open the space of the features in the method's queue; UserError if it has none.
     """
-    if not open_run(run).config.is_file() and not queue:  # exported or foreign weights without heads
+    if not open_run(run).config.is_file() and not queue:  # an encoder without heads
         return encoder_space(run)
     method, config = load_trained_method(run, torch.device(device))
     criterion = getattr(method, "criterion", None)

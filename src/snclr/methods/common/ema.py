@@ -32,7 +32,7 @@ def ema_update(online: nn.Module, target: nn.Module, m: float) -> None:
 def auto_momentum(batch_size: int, images: int) -> float:
     """Return 1 − batch / (0.32 · images), between 0.5 and 0.999: an average over the last 0.32 epochs.
 
-    That is the paper's ratio: momentum 0.99 with batches of 4096 of 1.28 million images.
+    That is the ratio in SNCLR's paper: momentum 0.99 with batches of 4096 of 1.28 million images.
 
     >>> round(auto_momentum(4096, 1_281_167), 3), round(auto_momentum(128, 6000), 3), auto_momentum(128, 300)
     (0.99, 0.933, 0.5)

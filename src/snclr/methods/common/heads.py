@@ -1,6 +1,6 @@
 """Projector and predictor MLPs, and the prototype layer.
 
-The paper's heads are BYOL's: linear, batch norm, ReLU, linear without bias, with 4096 hidden units and 256 outputs.
+SNCLR's heads are BYOL's: linear, batch norm, ReLU, linear without bias, with 4096 hidden units and 256 outputs.
 MoCo v3's projector has three linear layers and a final batch norm without scale and shift. MoCo v2's has no batch norm,
 and neither has DINO's on an encoder without batch norm.
 """

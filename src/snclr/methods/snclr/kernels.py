@@ -1,8 +1,9 @@
-"""Streaming top-k and log-sum-exp: exact, without a full similarity matrix in memory.
+"""Exact top-k and log-sum-exp without a full similarity matrix in memory, and pairs of equal ids.
 
-Both work on tiles that fit the processor's caches. Up to rounding they equal the plain expression in their docstring.
+`topk` works on blocks of rows (about 128 MB), `logsumexp` on tiles of rows and keys (8 MB). Up to rounding they equal
+the plain expression in their docstring.
 
-Shapes: N queries, M keys, D features, K neighbors, U picked keys.
+Shapes: N queries, M keys, D features, K neighbors, U selected keys, T keys per tile.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def topk(
         if exclude is not None:
             first, last = torch.searchsorted(exclude[0], exclude[0].new_tensor([start, stop])).tolist()
             similarity[exclude[0][first:last] - start, exclude[1][first:last]] = -torch.inf
-        best, where = _topk_of_rows(similarity, min(k, m), block)
-        values[start:stop, : best.shape[1]] = best
-        index[start:stop, : best.shape[1]] = where.masked_fill_(best == -torch.inf, -1)
+        top_values, top_index = _topk_of_rows(similarity, min(k, m), block)
+        values[start:stop, : top_values.shape[1]] = top_values
+        index[start:stop, : top_values.shape[1]] = top_index.masked_fill_(top_values == -torch.inf, -1)
     return values, index
 
 
@@ -68,28 +69,28 @@ def _topk_of_rows(similarity: Tensor, k: int, block: int) -> tuple[Tensor, Tenso
     """Return the exact top-k of each row in two levels: the k largest are in the k blocks with the largest maxima."""
     rows, width = similarity.shape
     if block == width:
-        best, where = similarity.topk(k, dim=1)
-        return best, where
+        top_values, top_index = similarity.topk(k, dim=1)
+        return top_values, top_index
     blocks = similarity.view(rows, width // block, block)
     chosen = blocks.amax(dim=2).topk(k, dim=1, sorted=False).indices  # (rows, k)
     candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, block)).view(rows, k * block)
-    best, where = candidates.topk(k, dim=1)
-    return best, chosen.gather(1, where // block) * block + where % block
+    top_values, top_index = candidates.topk(k, dim=1)
+    return top_values, chosen.gather(1, top_index // block) * block + top_index % block
 
 
 def matching_pairs(query_ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all pairs (row, key) with `query_ids[row] == key_ids[key]`, ordered by row, in O(M log M).
+    """Return all pairs (row, key) with `query_ids[row] == key_ids[key]`, ordered by row, in O((N + M) log M).
 
     >>> matching_pairs(torch.tensor([7, 5]), torch.tensor([5, 9, 7, 5]))
     (tensor([0, 1, 1]), tensor([2, 0, 3]))
     """
-    ordered, key_of = key_ids.sort(stable=True)
-    first = torch.searchsorted(ordered, query_ids)
-    matches = torch.searchsorted(ordered, query_ids, right=True) - first
+    sorted_ids, order = key_ids.sort(stable=True)
+    first = torch.searchsorted(sorted_ids, query_ids)
+    matches = torch.searchsorted(sorted_ids, query_ids, right=True) - first
     rows = torch.arange(len(query_ids), device=query_ids.device).repeat_interleave(matches)
     # Offset within the row's run of equal ids: running count minus the count at the start of the row.
     offset = torch.arange(len(rows), device=rows.device) - (matches.cumsum(0) - matches)[rows]
-    return rows, key_of[first[rows] + offset]
+    return rows, order[first[rows] + offset]
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Keys:
     exclude: Tensor | None = None  # (N, E) positions in U that row n leaves out; -1: none
 
     def tiles(self, size: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """Yield start, keys (B, D) and log counts (B,) tile by tile; indexed keys are copied one tile at a time."""
+        """Yield start, keys (T, D) and log counts (T,) tile by tile; indexed keys are copied one tile at a time."""
         total = len(self.keys) if self.index is None else len(self.index)
         for start in range(0, total, size):
             tile = slice(start, min(start + size, total))
@@ -110,7 +111,7 @@ class Keys:
             yield start, keys.to(dtype), None if self.count is None else self.count[tile].to(dtype).log()
 
     def leave_out_(self, logits: Tensor, rows: slice, start: int) -> None:
-        """Set the logits of `exclude` to -inf in a tile (n, B) that starts at key `start`."""
+        """Set the logits of `exclude` to -inf in a tile (n, T) that starts at key `start`."""
         if self.exclude is not None:
             position = self.exclude[rows] - start
             row, entry = ((position >= 0) & (position < logits.shape[1])).nonzero(as_tuple=True)
@@ -139,7 +140,7 @@ class _StreamingLogSumExp(torch.autograd.Function):
         scaled = z.detach() / tau
         maximum = scaled.new_full((len(z), 1), -torch.inf)
         total = scaled.new_zeros(len(z), 1)
-        mean_key = torch.zeros_like(scaled) if wants_gradient else None
+        weighted_sum = torch.zeros_like(scaled) if wants_gradient else None
         buffer = scaled.new_empty(min(_LSE_ROWS, len(z)), _LSE_KEYS)
         for key_set in key_sets:
             for first, keys, log_count in key_set.tiles(_LSE_KEYS, z.dtype):
@@ -151,15 +152,15 @@ class _StreamingLogSumExp(torch.autograd.Function):
                     else:
                         torch.addmm(log_count, scaled[rows], keys.T, out=logits)
                     key_set.leave_out_(logits, rows, first)
-                    higher = torch.maximum(maximum[rows], logits.amax(dim=1, keepdim=True))
-                    shrink = maximum[rows].sub_(higher).exp_()  # rescales the sums to the new maximum
-                    logits.sub_(higher).exp_()
-                    total[rows] = total[rows].mul_(shrink).add_(logits.sum(dim=1, keepdim=True))
-                    if mean_key is not None:
-                        mean_key[rows].mul_(shrink).addmm_(logits, keys)
-                    maximum[rows] = higher
-        if mean_key is not None:
-            ctx.save_for_backward(mean_key.div_(total.mul(tau)))
+                    new_maximum = torch.maximum(maximum[rows], logits.amax(dim=1, keepdim=True))
+                    scale = maximum[rows].sub_(new_maximum).exp_()  # rescales the sums to the new maximum
+                    logits.sub_(new_maximum).exp_()
+                    total[rows] = total[rows].mul_(scale).add_(logits.sum(dim=1, keepdim=True))
+                    if weighted_sum is not None:
+                        weighted_sum[rows].mul_(scale).addmm_(logits, keys)
+                    maximum[rows] = new_maximum
+        if weighted_sum is not None:
+            ctx.save_for_backward(weighted_sum.div_(total.mul(tau)))
         return total.log_().add_(maximum).squeeze(1)
 
     @staticmethod

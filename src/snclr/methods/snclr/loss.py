@@ -32,7 +32,7 @@ from snclr.methods.snclr.queue import NeighborQueue, Neighbors
 FORMS = typing.get_args(LossForm)
 SIDES = typing.get_args(Sides)
 PULL_MARGIN = 1.1
-"""How far `pulling_weights` stays above the weight at which pull turns into push."""
+"""Factor by which `pulling_weights` exceeds the weight at which pull turns into push."""
 
 
 def positiveness(
@@ -87,7 +87,9 @@ def soft_neighbor_loss(
     same_view: Keys | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Eq. 2, with NN_0 = y2, w_0 = 1 and p_i = exp(z1·NN_i/τ) / [the y2 and the neighbors of every instance].
+    """Eq. 2, with NN_0 = y2, w_0 = 1 and p_i = exp(z1·NN_i/τ) / Σ_c exp(z1·c/τ).
+
+    c runs over y2 and the neighbors of every image of the batch.
 
     form   "inside": −log Σ_i w_i p_i (the paper);  "outside": Σ_i w_i (−log p_i)
     sides  where neighbors enter: "both"; "positives" (only the row's own neighbors, in numerator and denominator);
@@ -132,30 +134,34 @@ def neighbor_logits(
         raise UserError(f"sides must be one of {SIDES}, not {sides!r}")
     batch_index = index if batch_index is None else batch_index
     keys = [Keys(y2 if batch_y2 is None else batch_y2), *([] if same_view is None else [same_view])]
-    own = (z1 * y2).sum(dim=1, keepdim=True) / tau  # i = 0
+    positive_logit = (z1 * y2).sum(dim=1, keepdim=True) / tau  # i = 0
     mask = index >= 0
     if sides == "neither" or len(candidates) == 0:
-        near = own.detach().new_full(index.shape, -torch.inf)
+        neighbor_logit = positive_logit.detach().new_full(index.shape, -torch.inf)
         denominator = kernels.logsumexp(z1, keys, tau)
-        return NeighborLogits(own, near, torch.zeros_like(near), denominator, denominator.detach())
+        return NeighborLogits(
+            positive_logit, neighbor_logit, torch.zeros_like(neighbor_logit), denominator, denominator.detach()
+        )
 
     neighbors = candidates[index.clamp(min=0)].to(z1.dtype)  # (N, K, D)
-    near = torch.einsum("nd,nkd->nk", z1, neighbors) / tau  # i = 1..K
-    near = near.masked_fill(~mask, -torch.inf)
-    if sides == "positives":  # of other instances only y2 is in the denominator
-        rest = kernels.logsumexp(z1, keys, tau)
-        denominator = torch.cat([rest[:, None], near], dim=1).logsumexp(dim=1)
-        return NeighborLogits(own, near, mask.to(z1.dtype), denominator, rest.detach())
+    neighbor_logit = torch.einsum("nd,nkd->nk", z1, neighbors) / tau  # i = 1..K
+    neighbor_logit = neighbor_logit.masked_fill(~mask, -torch.inf)
+    if sides == "positives":  # of other images only y2 is in the denominator
+        batch_logsumexp = kernels.logsumexp(z1, keys, tau)
+        denominator = torch.cat([batch_logsumexp[:, None], neighbor_logit], dim=1).logsumexp(dim=1)
+        return NeighborLogits(positive_logit, neighbor_logit, mask.to(z1.dtype), denominator, batch_logsumexp.detach())
 
-    # A neighbor of several instances is computed once and counted.
+    # A neighbor of several images is computed once and counted.
     count = torch.bincount(batch_index[batch_index >= 0].flatten(), minlength=len(candidates))
-    picked = count.nonzero().squeeze(1)
-    position = torch.full_like(count, -1).index_copy_(0, picked, torch.arange(len(picked), device=picked.device))
-    all_neighbors = Keys(candidates, picked, count[picked])
-    of_others = Keys(candidates, picked, count[picked], exclude=position[index.clamp(min=0)].where(mask, -1))
-    denominator = kernels.logsumexp(z1, [*keys, of_others if sides == "other-negatives" else all_neighbors], tau)
-    others = kernels.logsumexp(z1.detach(), [*keys, of_others], tau) if pull else None
-    return NeighborLogits(own, near, count[index.clamp(min=0)].where(mask, 0).to(z1.dtype), denominator, others)
+    selected = count.nonzero().squeeze(1)
+    position = torch.full_like(count, -1).index_copy_(0, selected, torch.arange(len(selected), device=selected.device))
+    all_neighbors = Keys(candidates, selected, count[selected])
+    other_neighbors = Keys(candidates, selected, count[selected], exclude=position[index.clamp(min=0)].where(mask, -1))
+    denominator = kernels.logsumexp(z1, [*keys, other_neighbors if sides == "other-negatives" else all_neighbors], tau)
+    others = kernels.logsumexp(z1.detach(), [*keys, other_neighbors], tau) if pull else None
+    return NeighborLogits(
+        positive_logit, neighbor_logit, count[index.clamp(min=0)].where(mask, 0).to(z1.dtype), denominator, others
+    )
 
 
 class WeightedLoss(NamedTuple):
@@ -172,20 +178,20 @@ def weighted_loss(logits: NeighborLogits, w: Tensor, *, form: str, sides: str, p
         raise UserError(f"form must be one of {FORMS}, not {form!r}")
     if pull and form == "outside":
         raise UserError("pull is for form 'inside', not 'outside'")
-    own, near, count, denominator, _ = logits
+    positive_logit, neighbor_logit, count, denominator, _ = logits
     if sides not in ("both", "positives"):
-        return WeightedLoss(denominator - own.squeeze(1), w, None)
+        return WeightedLoss(denominator - positive_logit.squeeze(1), w, None)
     if pull:
         w = pulling_weights(logits, w)
     mask = count > 0
     if form == "outside":
-        cost = torch.where(mask, denominator[:, None] - near, 0.0)
-        rows = denominator - own.squeeze(1) + (w * cost).sum(dim=1)
-        threshold = (1 + w.sum(dim=1, keepdim=True)) * (near - denominator[:, None]).detach().exp()
+        neighbor_nll = torch.where(mask, denominator[:, None] - neighbor_logit, 0.0)
+        rows = denominator - positive_logit.squeeze(1) + (w * neighbor_nll).sum(dim=1)
+        threshold = (1 + w.sum(dim=1, keepdim=True)) * (neighbor_logit - denominator[:, None]).detach().exp()
     else:
-        supports = (w > 0) & mask
-        weighted = torch.where(supports, near + torch.where(supports, w, 1.0).log(), -torch.inf)
-        rows = denominator - torch.cat([own, weighted], dim=1).logsumexp(dim=1)
+        is_positive = (w > 0) & mask
+        weighted_logit = torch.where(is_positive, neighbor_logit + torch.where(is_positive, w, 1.0).log(), -torch.inf)
+        rows = denominator - torch.cat([positive_logit, weighted_logit], dim=1).logsumexp(dim=1)
         threshold = (-rows.detach()).exp()[:, None]
     return WeightedLoss(rows, w, (w > count * threshold).detach())
 
@@ -201,14 +207,14 @@ def pulling_weights(logits: NeighborLogits, w: Tensor) -> Tensor:
     assert logits.others is not None
     with torch.no_grad():
         numerator = torch.cat([logits.own, logits.near + w.log()], dim=1).logsumexp(dim=1)
-        least = PULL_MARGIN * logits.counts * (numerator - logits.others).exp().clamp(max=1)[:, None]
-    return torch.maximum(w, least)
+        minimum = PULL_MARGIN * logits.counts * (numerator - logits.others).exp().clamp(max=1)[:, None]
+    return torch.maximum(w, minimum)
 
 
 def same_view_keys(batch: Tensor, rank: int, rows: int) -> Keys:
     """Return y2 of view 1 of all ranks (B, D) as negatives of this rank's `rows` rows, each without its own image."""
-    own = rank * rows + torch.arange(rows, device=batch.device)
-    return Keys(batch, exclude=own[:, None])
+    own_rows = rank * rows + torch.arange(rows, device=batch.device)
+    return Keys(batch, exclude=own_rows[:, None])
 
 
 def _reduce(loss: Tensor, reduction: str) -> Tensor:
@@ -289,15 +295,17 @@ class SoftNeighborLoss(nn.Module):
             else:
                 query = y1 if c.attention_gradient else y1.detach()
                 w = self.positiveness(query, candidates[neighbors.index.clamp(min=0)].to(dtype), neighbors.mask)
-            more = None
+            extra_negatives = None
             if c.negatives == "both-views":
                 if same_view is None:
                     raise UserError("negatives 'both-views' needs same_view, the target projections of view 1")
-                more = same_view_keys(all_gather(F.normalize(same_view.to(dtype), dim=1)), rank_and_size()[0], len(z1))
+                extra_negatives = same_view_keys(
+                    all_gather(F.normalize(same_view.to(dtype), dim=1)), rank_and_size()[0], len(z1)
+                )
             sides = c.sides if use_neighbors else "neither"
             logits = neighbor_logits(
                 z1, y2, candidates, neighbors.index, tau=c.temperature, sides=sides, pull=self.raises_weights,
-                batch_y2=all_gather(y2), batch_index=all_gather(neighbors.index), same_view=more,
+                batch_y2=all_gather(y2), batch_index=all_gather(neighbors.index), same_view=extra_negatives,
             )  # fmt: skip
             rows, w, pulled = weighted_loss(logits, w, form=c.loss_form, sides=sides, pull=self.raises_weights)
             loss = rows.mean()
@@ -329,7 +337,7 @@ class SoftNeighborLoss(nn.Module):
 
 
 def _identity_linear(dim: int) -> nn.Linear:
-    """Return a linear layer initialized to the identity, the paper's choice of f1 and f2."""
+    """Return a linear layer initialized to the identity, which the paper uses for f1 and f2."""
     layer = nn.Linear(dim, dim, bias=False)
     nn.init.eye_(layer.weight)
     return layer

@@ -47,8 +47,8 @@ class NeighborQueue(nn.Module):
     """The candidate set C: the last `length` features pushed, each with its image id and age, first in, first out.
 
     The queue starts empty, so every candidate is a real feature. It is part of `state_dict()`, so a resumed run has the
-    same neighbors. Batch size and length are independent. With `search_dim`, each entry also has a feature of that
-    dimension, and the search compares those.
+    same neighbors. The length need not be a multiple of the batch size. With `search_dim`, each entry also has a
+    feature of that dimension, and the search compares those.
 
     >>> queue = NeighborQueue(length=3, dim=2)
     >>> queue.push(torch.eye(2), ids=torch.tensor([10, 11]))
@@ -108,14 +108,14 @@ class NeighborQueue(nn.Module):
             raise UserError(f"push takes features (B, {self.features.shape[1]}) and ids (B,), not {shapes}")
         if (self.search_features is None) != (search_features is None):
             raise UserError("push takes search_features if the queue has a search_dim, and only then")
-        last = slice(max(0, len(ids) - self.length), None)  # of a batch longer than the queue, keep the end
-        features = l2_normalize(features[last])
-        skipped = len(ids) - len(features)
-        slots = (self.position + skipped + torch.arange(len(features), device=self.ids.device)) % self.length
+        kept = slice(max(0, len(ids) - self.length), None)  # of a batch longer than the queue, keep the end
+        features = l2_normalize(features[kept])
+        dropped = len(ids) - len(features)
+        slots = (self.position + dropped + torch.arange(len(features), device=self.ids.device)) % self.length
         self.features[slots] = features.to(self.features)
         if self.search_features is not None and search_features is not None:
-            self.search_features[slots] = l2_normalize(search_features[last]).to(self.search_features)
-        self.ids[slots] = ids[last].to(self.ids)
+            self.search_features[slots] = l2_normalize(search_features[kept]).to(self.search_features)
+        self.ids[slots] = ids[kept].to(self.ids)
         self.births[slots] = self.pushes
         self.position = (self.position + len(ids)) % self.length
         self.count = min(self.length, self.count + len(ids))
