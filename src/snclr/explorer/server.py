@@ -235,6 +235,7 @@ def open_socket(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen(128)  # a browser that connects before the server accepts waits instead of being refused
     except (OSError, OverflowError) as error:
         listener.close()
         raise UserError(f"port {port} cannot be used ({error}); choose another --port") from error
