@@ -110,8 +110,9 @@ def _duplicates(images: Images, threshold: float) -> Findings:
         for row in group[1:]:
             others = torch.tensor([other for other in group if other != row])
             cosine, best = (images.features[others] @ images.features[row]).max(dim=0)
-            nearest = images.key(int(others[best]))
-            rows.append((row, f"near-duplicate of {nearest} (cosine {float(cosine):.4f}, group of {len(group)})"))
+            nearest = "" if int(others[best]) == group[0] else f" to {images.key(int(others[best]))}"
+            reason = f"near-duplicate of {images.key(group[0])}, which is not listed"
+            rows.append((row, f"{reason} (cosine {float(cosine):.4f}{nearest}, group of {len(group)})"))
     protocol = f"near-duplicates: cosine of encoder features ≥ {threshold:g}, the first of each group is not listed"
     return Findings(rows, protocol, len(groups))
 
