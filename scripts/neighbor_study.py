@@ -1,0 +1,309 @@
+"""Run the study "when do neighbors help": several methods, data sets and seeds, tuned with equal effort.
+
+    python scripts/neighbor_study.py run --images DIR --work DIR     # several may run at once; each takes the next run
+    python scripts/neighbor_study.py list                            # the runs and which of them are recorded
+
+docs/results/neighbor-study.md states the protocol. A finished run is one line in results/neighbor-study.jsonl; a
+stopped one starts again. DIR of --images holds the folders coil100, omniglot, cifar5-test, cifar10/train and
+cifar10/test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "results" / "neighbor-study.jsonl"
+
+TUNING_SEED, SEEDS = 1_000_000, range(8)
+SWEEP_SEEDS = range(3)
+LEARNING_RATES = (0.002, 0.006)
+
+COMMON: dict[str, Any] = {
+    "recipe": "demo", "image_size": 32, "batch_size": 128, "weight_decay": 0.01, "warmup_epochs": 1,
+    "queue_length": 4096, "neighbors": 30, "temperature": 0.1, "momentum": "auto", "workers": 0, "threads": 1,
+    "keep_checkpoints": 1,
+}  # fmt: skip
+
+ROWS: dict[str, dict[str, Any]] = {
+    "none": {"sides": "neither"},
+    "soft": {},
+    "soft-max": {"gamma": "max", "attention_temperature": 0.1},
+    "hard": {"weights": "hard"},
+    "nnclr": {"method": "nnclr"},
+    "simclr": {"method": "simclr"},
+    "byol": {"method": "byol"},
+}
+_MOMENTA = ({"momentum": "auto"}, {"momentum": 0.97}, {"momentum": 0.99})
+_NEIGHBORS = ({"neighbors": 30}, {"neighbors": 5}, {"neighbors": 30, "momentum": 0.99})
+_TEMPERATURES = ({"temperature": 0.1}, {"temperature": 0.05}, {"temperature": 0.2})
+GRID: dict[str, tuple[dict[str, Any], ...]] = {
+    "none": _MOMENTA, "soft": _NEIGHBORS, "soft-max": _NEIGHBORS, "hard": _NEIGHBORS, "nnclr": _TEMPERATURES,
+    "simclr": _TEMPERATURES, "byol": _MOMENTA,
+}  # fmt: skip
+"""Second axis of the tuning grid: the same number of trials for every row."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Images, views and metric of one data set."""
+
+    folder: str
+    epochs: int
+    settings: dict[str, Any]
+    test: str | None = None
+    """Folder of test images; None: few-label accuracy on the training images themselves."""
+    labels: tuple[int, ...] = ()
+    """Offsets of the labeled images in their class's series, for few-label accuracy with several labels."""
+
+
+_CROPS: dict[str, Any] = {"views": "crops", "crop_min": 0.5}
+DATA: dict[str, DataSet] = {
+    "coil100": DataSet("coil100", 14, _CROPS, labels=(0, 90, 180, 270)),
+    "omniglot": DataSet("omniglot", 20, _CROPS, labels=(0, 5, 10, 15)),
+    "cifar5": DataSet("demo", 12, {"views": "cifar", "crop_min": 0.35}, test="cifar5-test"),
+    "cifar10": DataSet("cifar10/train", 20, {"views": "cifar", "crop_min": 0.35}, test="cifar10/test"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run and its evaluation."""
+
+    stage: str
+    """tune, test or sweep."""
+    data: str
+    row: str
+    seed: int
+    epochs: int
+    settings: dict[str, Any] = field(hash=False)
+
+    @property
+    def key(self) -> str:
+        """Return the name of the run; equal settings have equal names."""
+        own = ",".join(f"{name}={value}" for name, value in sorted(self.settings.items()))
+        return f"{self.stage}/{self.data}/{self.row}/{own}/epochs={self.epochs}/seed={self.seed}"
+
+
+# The runs.
+
+
+def tuning_runs(data: str, row: str) -> list[Run]:
+    """Return the trials of a row: every learning rate with every value of the second axis, for half the epochs."""
+    epochs = DATA[data].epochs // 2
+    return [
+        Run("tune", data, row, TUNING_SEED, epochs, {**second, "lr": lr})
+        for lr in LEARNING_RATES
+        for second in GRID[row]
+    ]
+
+
+def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the settings of the trial with the highest validation accuracy; None while trials are missing."""
+    trials = tuning_runs(data, row)
+    if any(run.key not in records for run in trials):
+        return None
+    return max(trials, key=lambda run: records[run.key]["validation"]).settings
+
+
+def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
+    """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
+    small = [name for name in DATA if name != "cifar10"]
+    for data in small:
+        for row in ROWS:
+            yield from tuning_runs(data, row)
+        for row in ROWS:  # one seed at once, to see early that all rows run
+            if settings := chosen_settings(data, row, records):
+                yield Run("test", data, row, 0, DATA[data].epochs, settings)
+    for seed in SEEDS[1:]:
+        for data in small:
+            for row in ROWS:
+                if settings := chosen_settings(data, row, records):
+                    yield Run("test", data, row, seed, DATA[data].epochs, settings)
+    yield from sweep_runs()
+
+
+def sweep_runs() -> Iterator[Run]:
+    """Yield the runs of the figure "gain against purity": K, views and data for none, soft and hard, not tuned."""
+    views: tuple[dict[str, Any], ...] = ({}, {"crop_min": 0.2}, {"views": "cifar", "crop_min": 0.35})
+    for seed in SWEEP_SEEDS:
+        for data in ("coil100", "omniglot", "cifar5"):
+            for view in views if data != "cifar5" else ({}, _CROPS):
+                yield Run("sweep", data, "none", seed, DATA[data].epochs, view)
+                for row in ("soft-max", "hard"):
+                    for k in (2, 10, 30) if view == {} else (10,):
+                        yield Run("sweep", data, row, seed, DATA[data].epochs, {**view, "neighbors": k})
+
+
+def cifar10_runs() -> Iterator[Run]:
+    """Yield the runs on all of CIFAR-10, not tuned."""
+    for seed in range(2):
+        for row in ("none", "soft-max", "simclr", "hard", "soft", "nnclr", "byol"):
+            yield Run("test", "cifar10", row, seed, DATA["cifar10"].epochs, {})
+
+
+# One run.
+
+
+def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
+    """Train, evaluate and return the record of a run."""
+    import snclr
+    from snclr.io.jsonl import read_jsonl
+    from snclr.methods.config import METHOD_SETTINGS, METHODS
+
+    data = DATA[run.data]
+    shutil.rmtree(folder, ignore_errors=True)
+    settings = {**COMMON, **data.settings, **ROWS[run.row], **run.settings}
+    foreign = METHOD_SETTINGS - METHODS[settings.get("method", "snclr")].setting_names()
+    settings = {name: value for name, value in settings.items() if name not in foreign}
+    source = data.folder if data.folder == "demo" else str(images / data.folder)
+    settings = {**settings, "data": source, "epochs": run.epochs, "seed": run.seed, "out": str(folder)}
+    start, cpu = time.monotonic(), time.process_time()
+    snclr.pretrain(quiet=True, **settings)
+    cost = {"cpu_seconds": round(time.process_time() - cpu, 1), "seconds": round(time.monotonic() - start, 1)}
+    logged = [line for line in read_jsonl(folder / "metrics.jsonl") if line["epoch"] > run.epochs - 1]
+    names = ("loss", "same_class", "neighbor_agreement", "queue_agreement", "pulled_share", "spread", "queue_knn")
+    health = {name: _mean([line[name] for line in logged if line.get(name) is not None]) for name in names}
+    scores = evaluate(run, folder, source, images)
+    shutil.rmtree(folder, ignore_errors=True)
+    return {"key": run.key, "stage": run.stage, "data": run.data, "row": run.row, "seed": run.seed,
+            "epochs": run.epochs, "settings": run.settings, **scores, **health, **cost}  # fmt: skip
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def evaluate(run: Run, folder: Path, source: str, images: Path) -> dict[str, Any]:
+    """Return the accuracies of a trained encoder in percent: on validation labels for a trial, else on test labels."""
+    import torch
+
+    import snclr
+    from snclr.evaluation.features import extract_features
+    from snclr.evaluation.knn import knn
+    from snclr.evaluation.linear import linear_cached
+
+    encoder, data = snclr.load_encoder(folder)[0], DATA[run.data]
+    train_set = snclr.open_dataset(source)
+    train = extract_features(encoder, train_set, image_size=32, quiet=True)
+    assert train.labels is not None
+    if data.test is None:
+        series = [int(Path(train_set.key(index)).stem) for index in train.ids.tolist()]
+        validation = train.labels % 5 == 4  # every fifth class
+        rows = validation if run.stage == "tune" else ~validation
+        score = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), (0,))
+        if run.stage == "tune":
+            return {"validation": score}
+        four = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), data.labels)
+        return {"one_label": score, "four_labels": four}
+    if run.stage == "tune":
+        order = torch.randperm(len(train.ids), generator=torch.Generator().manual_seed(TUNING_SEED))
+        held_out = torch.isin(train.ids, order[::10])
+        known, queries = train.take(~held_out), train.take(held_out)
+        result = knn(known.features, known.labels, queries.features, queries.labels)
+        return {"validation": round(100 * result.top1, 2)}
+    test = extract_features(encoder, snclr.open_dataset(str(images / data.test)), image_size=32, quiet=True)
+    pairs = (train.features, train.labels, test.features, test.labels)
+    return {"knn": round(100 * knn(*pairs).top1, 2), "linear": round(100 * linear_cached(*pairs).top1, 2)}
+
+
+def _rows(series: list[int], keep: Any) -> list[int]:
+    return [number for number, kept in zip(series, keep.tolist(), strict=True) if kept]
+
+
+def few_label_accuracy(features: Any, labels: Any, series: list[int], offsets: tuple[int, ...]) -> float:
+    """Return the 1-NN accuracy in percent with a few labeled images per class, averaged over every choice of them.
+
+    `series` numbers the images of a class (angle, writer). For each number s, the labeled images of a class are s plus
+    each offset, modulo the range of the numbers; all others of the classes that have a labeled image are classified.
+    """
+    import torch
+
+    unit = torch.nn.functional.normalize(features, dim=1)
+    number = torch.tensor(series)
+    period = 360 if number.max() > 100 else int(number.max())
+    accuracies = []
+    for first in sorted(set(series)):
+        labeled = torch.isin(number % period, torch.tensor([(first + offset) % period for offset in offsets]))
+        queries = ~labeled & torch.isin(labels, labels[labeled])
+        nearest = (unit @ unit[labeled].T).argmax(dim=1)
+        accuracies.append((labels[labeled][nearest] == labels)[queries].float().mean().item())
+    return round(100 * sum(accuracies) / len(accuracies), 2)
+
+
+# The queue of runs.
+
+
+def read_records(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the recorded runs by key."""
+    if not path.exists():
+        return {}
+    return {record["key"]: record for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+
+
+def run_all(images: Path, work: Path, *, cifar10: bool) -> None:
+    """Execute the runs that are not recorded, one after the other."""
+    work.mkdir(parents=True, exist_ok=True)
+    while True:
+        records = read_records(RECORDS)
+        runs = cifar10_runs() if cifar10 else all_runs(records)
+        for run in runs:
+            folder = work / run.key.replace("/", "+")
+            lock = FileLock(f"{folder}.lock")
+            if run.key in records or not _acquire(lock):
+                continue
+            try:
+                if run.key in read_records(RECORDS):
+                    continue
+                record = execute(run, images, folder)
+                with FileLock(work / "records.lock"), RECORDS.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(record) + "\n")
+                print(json.dumps(record), flush=True)
+            finally:
+                lock.release()
+            break
+        else:
+            return
+
+
+def _acquire(lock: FileLock) -> bool:
+    from filelock import Timeout
+
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    return True
+
+
+def main() -> int:
+    """Run or list."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "list"))
+    parser.add_argument("--images", type=Path, help="the folder of the data sets")
+    parser.add_argument("--work", type=Path, help="a folder for the runs while they train")
+    parser.add_argument("--cifar10", action="store_true", help="the runs on all of CIFAR-10 instead of the small sets")
+    a = parser.parse_args()
+    if a.command == "list":
+        records = read_records(RECORDS)
+        for run in [*all_runs(records), *cifar10_runs()]:
+            print("done" if run.key in records else "    ", run.key)
+        return 0
+    if a.images is None or a.work is None:
+        parser.error("run needs --images and --work")
+    run_all(a.images, a.work, cifar10=a.cifar10)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
