@@ -43,6 +43,7 @@ benchmarks: $(VENV)/.installed
 # Rebuilds the tables and figures of docs/results/tables.md from the records in results/.
 results: $(VENV)/.installed
 	$(BIN)/python scripts/build_results.py
+	$(BIN)/python scripts/neighbor_tables.py
 
 # Every promise of docs/reliability.md at its full count; takes about an hour on two cores.
 soak: $(VENV)/.installed

@@ -1,0 +1,236 @@
+"""Rebuild the result sections and figures of docs/results/neighbor-study.md from results/neighbor-study.jsonl.
+
+    python scripts/neighbor_tables.py            # part of `make results`
+    python scripts/neighbor_tables.py --check    # changes nothing; exit code 1 if the page is out of date
+
+The content between `<!-- NAME -->` and `<!-- end -->` is replaced; NAME is a function of `SECTIONS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from neighbor_study import DATA, RECORDS, ROOT, ROWS, read_records, tuning_runs
+from snclr.studies.statistics import paired, summarize
+
+PAGE = ROOT / "docs" / "results" / "neighbor-study.md"
+FIGURES = PAGE.parent / "figures"
+METRICS = {"one_label": "one label", "four_labels": "four labels", "knn": "kNN", "linear": "linear"}
+COLORS = {"soft-max": "#2f6fb3", "hard": "#c8553d", "coil100": "#2f6fb3", "omniglot": "#c8553d", "cifar5": "#3f8f5f",
+          "cifar10": "#7d5fb2"}  # fmt: skip
+MARKERS = {"coil100": "o", "omniglot": "s", "cifar5": "^", "cifar10": "D"}
+
+Record = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rebuild or check the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only check whether the page is up to date")
+    a = parser.parse_args(argv)
+    records = list(read_records(RECORDS).values())
+    old = PAGE.read_text(encoding="utf-8")
+    new = re.sub(
+        r"(<!-- ([\w-]+) -->\n)(.*?)(<!-- end -->)",
+        lambda m: f"{m[1]}\n{SECTIONS[m[2]](records).strip()}\n\n{m[4]}", old, flags=re.DOTALL,
+    )  # fmt: skip
+    if a.check:
+        print("up to date" if new == old else f"{PAGE} is out of date: run make results")
+        return int(new != old)
+    PAGE.write_text(new, encoding="utf-8")
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    draw_gain(records, FIGURES / "neighbor-gain.png")
+    draw_estimate(records, FIGURES / "neighbor-estimate.png")
+    print(f"{PAGE}: rebuilt from {len(records)} runs")
+    return 0
+
+
+# Tables.
+
+
+def accuracy_tables(records: list[Record]) -> str:
+    """Return one table per data set: accuracy, difference to none, purity and CPU seconds of each row."""
+    parts = []
+    for data in DATA:
+        tested = [r for r in records if r["stage"] == "test" and r["data"] == data]
+        rows = {row: {r["seed"]: r for r in tested if r["row"] == row} for row in ROWS}
+        rows = {row: runs for row, runs in rows.items() if runs}
+        if rows:
+            parts.append(_accuracy_table(data, rows))
+    return "\n\n".join(parts)
+
+
+def _accuracy_table(data: str, rows: dict[str, dict[int, Record]]) -> str:
+    metrics = [name for name in METRICS if name in next(iter(next(iter(rows.values())).values()))]
+    seeds = sorted({seed for runs in rows.values() for seed in runs})
+    header = "| row | seeds | " + " | ".join(f"{METRICS[m]} | − none" for m in metrics)
+    lines = [
+        f"**`{data}`**, seeds {', '.join(map(str, seeds))}", "",
+        f"{header} | purity | agreement | CPU s |", "|---|--:|" + "--:|--:|" * len(metrics) + "--:|--:|--:|",
+    ]  # fmt: skip
+    for row, runs in rows.items():
+        cells = [row, str(len(runs))]
+        for metric in metrics:
+            own = {seed: record[metric] for seed, record in runs.items()}
+            base = {seed: record[metric] for seed, record in rows.get("none", {}).items()}
+            cells += [_mean_sd(list(own.values())), "" if row == "none" else _difference(paired(own, base))]
+        cells += [_percent(runs, "same_class"), _percent(runs, "neighbor_agreement")]
+        cells.append(f"{statistics.fmean(r['cpu_seconds'] for r in runs.values()):.0f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean_sd(values: list[float]) -> str:
+    summary = summarize(values)
+    return f"{summary['mean']:.1f}" + ("" if summary["sd"] is None else f" ± {summary['sd']:.1f}")
+
+
+def _difference(pair: dict[str, Any] | None) -> str:
+    if pair is None:
+        return "–"
+    if pair["interval"] is None:
+        return f"{pair['mean']:+.1f}"
+    low, high = pair["interval"]
+    bold = "**" if pair["verdict"] in ("higher", "lower") else ""
+    return f"{bold}{pair['mean']:+.1f}{bold} ({low:+.1f}, {high:+.1f})"
+
+
+def _percent(runs: dict[int, Record], name: str) -> str:
+    values = [r[name] for r in runs.values() if r.get(name) is not None]
+    return f"{100 * statistics.fmean(values):.0f} %" if values else "–"
+
+
+def tuning_table(records: list[Record]) -> str:
+    """Return the chosen trial of each row and data set."""
+    by_key = {r["key"]: r for r in records}
+    lines = ["| data | row | chosen | validation accuracy of the trials |", "|---|---|---|---|"]
+    for data in DATA:
+        for row in ROWS:
+            trials = [(run, by_key[run.key]["validation"]) for run in tuning_runs(data, row) if run.key in by_key]
+            if len(trials) < len(tuning_runs(data, row)):
+                continue
+            best, _ = max(trials, key=lambda trial: trial[1])
+            chosen = ", ".join(f"{name} {value}" for name, value in sorted(best.settings.items()))
+            lines.append(f"| {data} | {row} | {chosen} | {', '.join(f'{score:.1f}' for _, score in trials)} |")
+    return "\n".join(lines)
+
+
+def sweep_table(records: list[Record]) -> str:
+    """Return gain over none and purity of every point of the figure."""
+    lines = ["| data | views | K | row | seeds | purity | gain over none |", "|---|---|--:|---|--:|--:|--:|"]
+    lines += [
+        f"| {point['data']} | {point['views']} | {point['k']} | {point['row']} | {point['seeds']} | "
+        f"{100 * point['purity']:.0f} % | {_difference(point['pair'])} |"
+        for point in gains(records)
+    ]
+    return "\n".join(lines)
+
+
+def estimate_table(records: list[Record]) -> str:
+    """Return the correlation of the label-free estimates with purity over all runs, and per data set."""
+    from scipy.stats import spearmanr
+
+    lines = ["| runs | n | neighbor agreement | queue agreement |", "|---|--:|--:|--:|"]
+    for data in ("all", *DATA):
+        runs = [r for r in records if data in ("all", r["data"]) and r["same_class"] is not None]
+        runs = [r for r in runs if r["neighbor_agreement"] is not None]
+        if len(runs) > 2:
+            purity = [r["same_class"] for r in runs]
+            cells = [
+                spearmanr([r[name] for r in runs], purity)[0] for name in ("neighbor_agreement", "queue_agreement")
+            ]
+            lines.append(f"| {data} | {len(runs)} | {cells[0]:.2f} | {cells[1]:.2f} |")
+    return "\n".join(lines)
+
+
+# Figures.
+
+
+def gains(records: list[Record]) -> list[dict[str, Any]]:
+    """Return, for each setting of the sweep, the paired gain of the first metric over none and the mean purity."""
+    groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
+    for r in records:
+        if r["stage"] == "sweep":
+            view = tuple((name, value) for name, value in sorted(r["settings"].items()) if name != "neighbors")
+            groups[r["data"], view, r["settings"].get("neighbors"), r["row"]][r["seed"]] = r
+    points = []
+    for (data, view, k, row), runs in groups.items():
+        base = groups.get((data, view, None, "none"))
+        if row == "none" or not base:
+            continue
+        metric = next(name for name in ("one_label", "knn") if name in next(iter(runs.values())))
+        pair = paired({s: r[metric] for s, r in runs.items()}, {s: r[metric] for s, r in base.items()})
+        if pair is not None:
+            purity = statistics.fmean(r["same_class"] for r in runs.values())
+            views = ", ".join(f"{name} {value}" for name, value in view) or "as above"
+            points.append(
+                {"data": data, "views": views, "k": k, "row": row, "seeds": len(pair["by_seed"]), "purity": purity,
+                 "pair": pair}
+            )  # fmt: skip
+    return sorted(points, key=lambda point: (point["data"], point["views"], point["k"], point["row"]))
+
+
+def draw_gain(records: list[Record], file: Path) -> None:
+    """Draw the gain over none against neighbor purity."""
+    from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
+
+    points = gains(records)
+    if not points:
+        return
+    figure = new_figure(7.2, 4.4, dpi=130)
+    axes = figure.add_axes((0.1, 0.13, 0.87, 0.76))
+    axes.axhline(0, color=FAINT, linewidth=1)
+    for data in MARKERS:
+        for row in ("soft-max", "hard"):
+            own = [p for p in points if p["data"] == data and p["row"] == row]
+            if own:
+                axes.scatter(
+                    [100 * p["purity"] for p in own], [p["pair"]["mean"] for p in own], marker=MARKERS[data], s=46,
+                    color=COLORS[row], alpha=0.85, label=f"{'soft' if row == 'soft-max' else 'hard'}, {data}",
+                )  # fmt: skip
+    axes.set(xlabel="neighbor purity in the last epoch (%)", ylabel="gain over no neighbors (points)")
+    axes.set_title("Gain from neighbors against their purity", loc="left", fontsize=11.5, color=INK)
+    axes.grid(color=GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8.5, ncols=2)
+    save_png(figure, file)
+
+
+def draw_estimate(records: list[Record], file: Path) -> None:
+    """Draw purity against the label-free agreement, one point per run."""
+    from snclr.reports.figures.drawing import GRID, INK, new_figure, save_png
+
+    runs = [r for r in records if r["same_class"] is not None and r["neighbor_agreement"] is not None]
+    if not runs:
+        return
+    figure = new_figure(7.2, 4.4, dpi=130)
+    axes = figure.add_axes((0.1, 0.13, 0.87, 0.76))
+    for data in MARKERS:
+        own = [r for r in runs if r["data"] == data]
+        if own:
+            axes.scatter(
+                [100 * r["neighbor_agreement"] for r in own], [100 * r["same_class"] for r in own],
+                marker=MARKERS[data], s=26, color=COLORS[data], alpha=0.6, label=data,
+            )  # fmt: skip
+    axes.set(xlabel="neighbor agreement of two views (%)", ylabel="neighbor purity (%)", xlim=(0, 100), ylim=(0, 100))
+    axes.set_title("Purity against its estimate without labels, last epoch", loc="left", fontsize=11.5, color=INK)
+    axes.grid(color=GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8.5)
+    save_png(figure, file)
+
+
+SECTIONS: dict[str, Callable[[list[Record]], str]] = {
+    "accuracy": accuracy_tables, "tuning": tuning_table, "sweep": sweep_table, "estimate": estimate_table,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
