@@ -163,7 +163,7 @@ def test_a_neighbor_attracts_if_its_weight_exceeds_its_count_times_exp_minus_the
 @pytest.mark.parametrize(
     "bad",
     [
-        {"loss_form": "within"}, {"sides": "all"}, {"weights": "mild"}, {"attention": "mlp"}, {"gamma": 0.0},
+        {"loss_form": "within"}, {"sides": "all"}, {"neighbor_weights": "mild"}, {"attention": "mlp"}, {"gamma": 0.0},
         {"gamma": "min"}, {"temperature": 0.0}, {"neighbors": 0}, {"attention": "linear"},
         {"attention_temperature": -1.0},
     ],

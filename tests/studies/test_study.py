@@ -125,7 +125,7 @@ def test_the_protocol_lists_how_the_rows_differ(workers, common):
     assert "projector_layers=3" in parts["mocov3:temperature=0.1"]
     assert "neighbors=10" in parts["snclr"]
     assert parts["snclr:gamma=max,neighbors=3"] == "as snclr, but neighbors=3, gamma=max"
-    assert parts["snclr:weights=hard"] == "as snclr, but weights=hard"
+    assert parts["snclr:weights=hard"] == "as snclr, but neighbor_weights=hard"
 
 
 def test_finished_runs_are_not_repeated(workers, common):

@@ -22,7 +22,7 @@ from snclr.train.pretrain_task import PretrainTask
 SMALL = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
     "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
-    "accelerator": "cpu", "log_every": 1, "threads": 1,
+    "device": "cpu", "log_every": 1, "threads": 1,
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from tests.helpers.state_digest import digest
 TINY = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 8, "epochs": 2, "warmup_epochs": 1,
     "hidden": 16, "dim": 8, "neighbors": 3, "queue_length": 20, "views": "cifar", "log_every": 1, "workers": 0,
-    "accelerator": "cpu", "threads": 1, "quiet": True,
+    "device": "cpu", "threads": 1, "quiet": True,
 }  # fmt: skip
 
 

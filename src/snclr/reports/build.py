@@ -206,8 +206,8 @@ def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str
     if space.criterion is None or space.criterion.config.sides in ("negatives", "neither"):
         return k, space.weigh, None
     c = space.criterion.config
-    if c.weights == "hard":
-        caption = "w is 1 for every neighbor, as in training (--weights hard)."
+    if c.neighbor_weights == "hard":
+        caption = "w is 1 for every neighbor, as in training (--neighbor-weights hard)."
     else:
         # The loss raises the weights of gamma "pull" further; `weigh_as_trained` gives those before that.
         gamma = 1.0 if c.gamma == "pull" else c.gamma

@@ -35,7 +35,7 @@ COLLAPSE_ADVICE = (
 )
 PUSH_ADVICE = (
     "fewer than half of the neighbors are pulled: their weights are below count × exp(−loss), so the loss pushes the"
-    " images away from them. Try --gamma pull, --gamma max or --weights hard"
+    " images away from them. Try --gamma pull, --gamma max or --neighbor-weights hard"
 )
 NONFINITE_ADVICE = (
     "The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
