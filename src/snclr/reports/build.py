@@ -36,6 +36,7 @@ from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_with
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
 from snclr.train.config import read_config
+from snclr.train.metrics import with_current_names
 from snclr.train.saved_run import load_trained_method
 from snclr.train.sessions import read_sessions
 
@@ -155,7 +156,7 @@ def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int
         return Missing(f"there is no {run.metrics.name}"), 0
     lines = run.metrics.read_bytes().split(b"\n")
     parsed = [parse_record(line, {"step": int}) for line in lines]
-    records = [record for record in parsed if record is not None]
+    records = [with_current_names(record) for record in parsed if record is not None]
     invalid = sum(record is None and bool(line.strip()) for line, record in zip(lines[:-1], parsed, strict=False))
     if records:
         return records, invalid
