@@ -223,7 +223,7 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
     config = step_config(name)
     training = build_task(config, fabric)
     method: Any = training.module
-    full, generator = method.queue.length, torch.Generator().manual_seed(0)
+    full, generator = method.queue.capacity, torch.Generator().manual_seed(0)
     method.queue.push(torch.randn(full, config.dim, generator=generator), torch.full((full,), len(training.dataset)))
     batches = list(training.loader.batches(0, repeats + 2))
     training.training_step(batches[0])

@@ -24,7 +24,7 @@ from tests.helpers import tiny_coco
 
 SMALL = {
     "iterations": 3, "batch_size": 2, "short_side": (64, 64), "long_side": 80, "width": 8, "rois": 16, "proposals": 50,
-    "anchor": 16, "accelerator": "cpu", "quiet": True, "draw": 2, "draw_score": 0.05,
+    "anchor": 16, "device": "cpu", "quiet": True, "draw": 2, "draw_score": 0.05,
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_detect_trains_evaluates_draws_and_records(run, data):
     again = detect(run, data=data, **SMALL)  # already trained: only evaluated
     assert again["numbers"] == record["numbers"]
     assert again["model_sha256"] == record["model_sha256"]
-    alone = detect(run, data=data, detector=folder, accelerator="cpu", quiet=True, draw=0)
+    alone = detect(run, data=data, detector=folder, device="cpu", quiet=True, draw=0)
     assert alone["numbers"] == record["numbers"]
     assert alone["protocol"] == record["protocol"]
     assert alone["figure"] is None
@@ -147,7 +147,7 @@ def test_a_nonfinite_loss_stops_the_training(run, data, monkeypatch):
 
 def test_the_command_prints_a_table_or_json(run, data, capsys):
     flags = ["--iterations=1", "--batch-size=2", "--short-side=64", "--long-side=80", "--width=8", "--rois=16"]
-    command = ["detect", str(run), "--data", str(data), *flags, "--anchor=16", "--proposals=50", "--accelerator=cpu"]
+    command = ["detect", str(run), "--data", str(data), *flags, "--anchor=16", "--proposals=50", "--device=cpu"]
     assert cli.main([*command, "--draw=0"]) == 0
     text = capsys.readouterr().out
     assert "AP^bb_50" in text
@@ -178,7 +178,7 @@ def test_a_detector_evaluated_on_other_images_still_lists_its_unreadable_trainin
     listed = [json.loads(line) for line in Path(trained["faults_file"]).read_text().splitlines()]
     assert [(line["id"], line["action"]) for line in listed] == [(5, "replaced")]
     other = tiny_coco.write(tmp_path / "other", train=3, val=2)
-    record = detect(run, data=other, detector=trained["detector"], accelerator="cpu", quiet=True, draw=0)
+    record = detect(run, data=other, detector=trained["detector"], device="cpu", quiet=True, draw=0)
     again = [json.loads(line) for line in Path(record["faults_file"]).read_text().splitlines()]
     assert again == listed  # of the training set, not of the new one
     assert str(own / "train2017" / "005.png") in again[0]["reason"]
@@ -190,6 +190,6 @@ def test_an_unwritable_run_is_refused_before_anything_is_computed(run, data, tmp
         detect(tmp_path / "file" / "run", data=data, init="random", encoder="resnet10-tiny", **SMALL)
     record = detect(run, data=data, **{**SMALL, "iterations": 1, "draw": 0})
     monkeypatch.setattr("snclr.evaluation.detection.evaluate.detect_objects", lambda *a, **k: pytest.fail("computed"))
-    again = {"data": data, "detector": record["detector"], "accelerator": "cpu", "quiet": True}
+    again = {"data": data, "detector": record["detector"], "device": "cpu", "quiet": True}
     with pytest.raises(UserError, match="cannot write"):
         detect(tmp_path / "file" / "run", **again)

@@ -16,7 +16,7 @@ from tests.helpers import tiny_run
 
 SMALL = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
-    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "workers": 0, "accelerator": "cpu",
+    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "workers": 0, "device": "cpu",
 }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_the_report_of_a_complete_run(run: Path, capsys: pytest.CaptureFixture[s
     parsed = ParsedPage(html)
     lines = read_metrics(run)
     data = parsed.data("curves-data")
-    for name in ("loss", "lr", "spread", "effective_rank", "same_class", "queue_knn", "neighbor_age"):
+    for name in ("loss", "lr", "spread", "effective_rank", "neighbor_purity", "queue_knn", "neighbor_age"):
         assert data[name]["lines"][0]["value"] == [
             pytest.approx(line[name], rel=1e-5) for line in lines if name in line
         ]

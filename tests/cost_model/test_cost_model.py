@@ -60,7 +60,7 @@ def test_picks_are_at_most_the_queue_and_at_most_all_neighbors(job):
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float16, 2)])
 def test_queue_memory_is_the_size_of_its_buffers(dtype, size):
     queue = NeighborQueue(100, 16, dtype=dtype)
-    held = sum(part.numel() * part.element_size() for part in (queue.features, queue.ids, queue.births))
+    held = sum(part.numel() * part.element_size() for part in (queue.features, queue.ids, queue.pushed_at))
     job = Job(batch=8, processes=1, queue=100, dim=16, queue_bytes=size)
     assert model.queue_memory(job) == held
     assert model.queue_at_memory(held, dim=16, queue_bytes=size) == 100

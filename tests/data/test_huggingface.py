@@ -193,7 +193,7 @@ def test_a_revision_can_be_pinned(monkeypatch):
 TINY = (
     "--recipe=demo", "--batch-size=8", "--epochs=3", "--image-size=16", "--queue-length=30", "--neighbors=3",
     "--hidden=16", "--dim=8", "--optimizer=sgd", "--lr=0.1", "--warmup-epochs=0", "--checkpoint-every=4",
-    "--log-every=1", "--workers=0", "--threads=1", "--accelerator=cpu",
+    "--log-every=1", "--workers=0", "--threads=1", "--device=cpu",
 )  # fmt: skip
 KILLED = """
 import os, signal, sys

@@ -15,7 +15,7 @@ from tests.helpers import tiny_run
 
 SMALL = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 1, "warmup_epochs": 0,
-    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "workers": 0, "accelerator": "cpu",
+    "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "workers": 0, "device": "cpu",
     "threads": 1, "devices": "2",
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from tests.helpers import tiny_coco
 
 FLAGS = (
     "--iterations=3", "--batch-size=2", "--short-side=48-64", "--long-side=80", "--width=8", "--rois=16",
-    "--proposals=50", "--anchor=16", "--accelerator=cpu", "--json", "--draw=0", "--keep-empty",
+    "--proposals=50", "--anchor=16", "--device=cpu", "--json", "--draw=0", "--keep-empty",
 )  # fmt: skip
 
 

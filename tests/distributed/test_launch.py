@@ -231,7 +231,7 @@ def test_the_command_line_prints_launch_errors_and_writes_nothing(
 ):
     set_env(monkeypatch, variables)
     out = tmp_path / "run"
-    assert main(["pretrain", "--accelerator", "cpu", "--data", str(tmp_path), "--out", str(out), *flags]) == 2
+    assert main(["pretrain", "--device", "cpu", "--data", str(tmp_path), "--out", str(out), *flags]) == 2
     assert main(["knn", str(out), "--device", "cpu", *flags]) == 2
     texts = capsys.readouterr().err.split("snclr knn: ")
     assert all(message in text for text in texts)
@@ -244,6 +244,25 @@ def test_an_indivisible_batch_size_names_the_nearest_valid_one(batch, processes,
     with pytest.raises(UserError, match=rf"the nearest that is: {near}$"):
         check_batch_size(batch, processes)
     check_batch_size(near, processes)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda:1", [1]), ("cuda", 1)])
+def test_one_gpu_can_be_selected(monkeypatch, device, expected):
+    """Without a GPU: Fabric gets the GPU's index."""
+    given = {}
+
+    class Fabric:
+        def __init__(self, **options):
+            given.update(options)
+
+    monkeypatch.setattr(launch, "_import_fabric", lambda: (Fabric, None))
+    monkeypatch.setattr(launch, "_connect", lambda fabric, env, timeout: None)
+    monkeypatch.setattr("snclr.runtime.device.available_devices", lambda: ["cuda:0", "cuda:1", "cpu"])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    launch.launch(accelerator=device)
+    assert (given["accelerator"], given["devices"]) == ("cuda", expected)
+    with pytest.raises(UserError, match="--device cuda:1 selects one GPU, but there are 2 ranks"):
+        launch.launch(accelerator="cuda:1", devices="2")
 
 
 def test_half_precision_is_refused_on_cpus():

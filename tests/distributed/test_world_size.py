@@ -33,7 +33,7 @@ def test_images_views_and_queue_are_identical(played, ranks, name):
     one, several = played(1)[name], played(ranks)[name]
     assert torch.equal(one["ids"], several["ids"])
     assert one["views"] == several["views"]
-    for buffer in ("ids", "births", "_extra_state"):
+    for buffer in ("ids", "pushed_at", "_extra_state"):
         assert torch.equal(one["state"][f"criterion.queue.{buffer}"], several["state"][f"criterion.queue.{buffer}"])
     assert len(torch.unique(one["ids"])) == one["ids"].numel(), "an epoch has each image once"
 

@@ -284,7 +284,7 @@ def test_neighbor_purity_is_explained_with_its_chance_level(own, test_images, ca
 def test_pretraining_explains_neighbor_purity_once(images, tmp_path, capsys):
     pretrain(
         data=str(images), out=str(tmp_path / "run"), encoder="resnet10-tiny", stem="half", image_size=16, batch_size=16,
-        epochs=2, warmup_epochs=1, hidden=16, dim=8, neighbors=3, queue_length=32, workers=0, accelerator="cpu",
+        epochs=2, warmup_epochs=1, hidden=16, dim=8, neighbors=3, queue_length=32, workers=0, device="cpu",
         log_every=1,
     )  # fmt: skip
     err = capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_terms_match_a_naive_implementation(seed, queued, k, tau, form, sides, g
     ids[-1] = 6  # at least one other image
     criterion = SoftNeighborLoss(
         dim=8, queue_length=4, neighbors=k, temperature=tau, loss_form=form, sides=sides, gamma=gamma,
-        attention_temperature=temperature, weights="hard" if hard else "soft", times_2tau=times_2tau,
+        attention_temperature=temperature, neighbor_weights="hard" if hard else "soft", times_2tau=times_2tau,
     )  # fmt: skip
     actual_loss, terms = explain_loss(criterion, Views(y1, z1, y2), Gallery(c, ids, None, "queue"), own_id=0)
 
@@ -199,7 +199,7 @@ def test_a_folder_without_a_run_raises_user_error(images, tmp_path):
     [
         {"gamma": 0.5, "attention_temperature": 0.3},
         {"gamma": "max", "attention": "linear", "attention_gradient": True},
-        {"weights": "hard"},
+        {"neighbor_weights": "hard"},
     ],
 )
 def test_weights_equal_those_in_training(choices):

@@ -284,7 +284,7 @@ OPTIONS = [
 def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, options, images, tmp_path):
     settings = {
         **SMALL, "method": name, "encoder": "resnet10-tiny", "batch_size": 8, "epochs": 2, "warmup_epochs": 1,
-        "queue_length": 20, "prototypes": 6, "log_every": 1, "workers": 0, "accelerator": "cpu", "threads": 1,
+        "queue_length": 20, "prototypes": 6, "log_every": 1, "workers": 0, "device": "cpu", "threads": 1,
         "checkpoint_every": 1, "keep_checkpoints": 9, **options,
     }  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"

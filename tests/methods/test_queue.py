@@ -14,11 +14,11 @@ from snclr.methods.common.kernels import topk
 from tests.methods import naive
 
 
-@given(length=st.integers(1, 12), batches=st.lists(st.integers(0, 30), max_size=8))
+@given(capacity=st.integers(1, 12), batches=st.lists(st.integers(0, 30), max_size=8))
 @settings(max_examples=150, deadline=None)
-def test_the_queue_is_first_in_first_out_for_any_batch_size_and_length(length, batches):
-    queue = NeighborQueue(length, dim=3)
-    expected: deque[tuple[int, int]] = deque(maxlen=length)  # (image id, push number)
+def test_the_queue_is_first_in_first_out_for_any_batch_size_and_capacity(capacity, batches):
+    queue = NeighborQueue(capacity, dim=3)
+    expected: deque[tuple[int, int]] = deque(maxlen=capacity)  # (image id, push number)
     next_id = 0
     for push, size in enumerate(batches):
         ids = torch.arange(next_id, next_id + size)
@@ -26,14 +26,14 @@ def test_the_queue_is_first_in_first_out_for_any_batch_size_and_length(length, b
         queue.push(torch.stack([torch.full((3,), float(i + 1)) for i in ids]) if size else torch.zeros(0, 3), ids)
         expected.extend((int(i), push) for i in ids)
         assert len(queue) == len(expected)
-    held = sorted(zip(queue.ids[: len(queue)].tolist(), queue.births[: len(queue)].tolist(), strict=True))
+    held = sorted(zip(queue.ids[: len(queue)].tolist(), queue.pushed_at[: len(queue)].tolist(), strict=True))
     assert held == sorted(expected)
     ages = queue.ages(torch.arange(len(queue)))
     assert all(1 <= age <= len(batches) for age in ages.tolist())
 
 
 def test_the_queue_stores_normalized_features_and_searches_only_filled_rows():
-    queue = NeighborQueue(length=100, dim=4)
+    queue = NeighborQueue(capacity=100, dim=4)
     features = 7 * torch.randn(5, 4)
     queue.push(features, torch.arange(5))
     assert torch.allclose(queue.candidates, F.normalize(features, dim=1))
@@ -47,7 +47,7 @@ def test_the_queue_stores_normalized_features_and_searches_only_filled_rows():
 @settings(max_examples=60, deadline=None)
 def test_a_query_never_finds_its_own_image(seed, images, k):
     generator = torch.Generator().manual_seed(seed)
-    queue = NeighborQueue(length=30, dim=4)
+    queue = NeighborQueue(capacity=30, dim=4)
     queue.push(torch.randn(30, 4, generator=generator), torch.randint(images, (30,), generator=generator))
     ids = torch.arange(images)
     found = queue.search(F.normalize(torch.randn(images, 4, generator=generator), dim=1), k, ids)
@@ -58,14 +58,14 @@ def test_a_query_never_finds_its_own_image(seed, images, k):
 
 
 @given(
-    seed=st.integers(0, 10_000), length=st.integers(1, 20), batches=st.lists(st.integers(1, 9), max_size=6),
+    seed=st.integers(0, 10_000), capacity=st.integers(1, 20), batches=st.lists(st.integers(1, 9), max_size=6),
     images=st.integers(1, 8), k=st.integers(1, 6), unique=st.booleans(), search_dim=st.sampled_from([None, 5]),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_the_search_equals_a_loop_over_the_last_pushes(seed, length, batches, images, k, unique, search_dim):
+def test_the_search_equals_a_loop_over_the_last_pushes(seed, capacity, batches, images, k, unique, search_dim):
     generator = torch.Generator().manual_seed(seed)
-    queue = NeighborQueue(length, dim=3, search_dim=search_dim, dtype=torch.float64)
-    pushed: deque[tuple[int, torch.Tensor]] = deque(maxlen=length)
+    queue = NeighborQueue(capacity, dim=3, search_dim=search_dim, dtype=torch.float64)
+    pushed: deque[tuple[int, torch.Tensor]] = deque(maxlen=capacity)
     for size in batches:
         ids = torch.randint(images, (size,), generator=generator)
         features = torch.randn(size, 3, generator=generator, dtype=torch.float64)
@@ -102,6 +102,10 @@ def test_the_queue_is_part_of_the_state_dict():
     y = torch.randn(6, 4)
     ids = torch.arange(6)
     assert torch.equal(first(y, y, y, ids).loss, second(y, y, y, ids).loss)
+    earlier = {name.replace("pushed_at", "births"): value for name, value in first.state_dict().items()}
+    third = SoftNeighborLoss(dim=4, queue_length=7, neighbors=3)
+    third.load_state_dict(earlier)  # the name in earlier versions
+    assert torch.equal(third.queue.pushed_at, first.queue.pushed_at)
     first.queue.push(y, ids)
     second.queue.push(y, ids)
     for name, value in first.state_dict().items():
@@ -163,7 +167,7 @@ def test_a_neighbor_attracts_if_its_weight_exceeds_its_count_times_exp_minus_the
 @pytest.mark.parametrize(
     "bad",
     [
-        {"loss_form": "within"}, {"sides": "all"}, {"weights": "mild"}, {"attention": "mlp"}, {"gamma": 0.0},
+        {"loss_form": "within"}, {"sides": "all"}, {"neighbor_weights": "mild"}, {"attention": "mlp"}, {"gamma": 0.0},
         {"gamma": "min"}, {"temperature": 0.0}, {"neighbors": 0}, {"attention": "linear"},
         {"attention_temperature": -1.0},
     ],

@@ -63,7 +63,7 @@ def test_loss_and_gradient_equal_the_equations(
     criterion = SoftNeighborLoss(
         dim=dim, queue_length=max(queued, 1), queue_dtype=dtype, neighbors=k, temperature=tau, loss_form=form,
         sides=sides, gamma=gamma, attention_temperature=temperature, attention_gradient=gradient,
-        weights="hard" if hard else "soft", times_2tau=times_2tau, negatives=negatives,
+        neighbor_weights="hard" if hard else "soft", times_2tau=times_2tau, negatives=negatives,
     )  # fmt: skip
     if queued:
         criterion.queue.push(c, candidate_ids)
@@ -180,7 +180,7 @@ def test_a_neighbor_is_pulled_if_the_gradient_of_its_logit_is_negative(
     )
     criterion = SoftNeighborLoss(
         5, queued, neighbors=k, temperature=tau, loss_form=form, sides=sides, gamma=gamma,
-        attention_temperature=temperature, weights="hard" if hard else "soft", queue_dtype=torch.float64,
+        attention_temperature=temperature, neighbor_weights="hard" if hard else "soft", queue_dtype=torch.float64,
     )  # fmt: skip
     criterion.queue.push(c, torch.arange(100, 100 + queued))
     found = criterion(y1, z1, y2, torch.arange(n))

@@ -25,7 +25,7 @@ STEPS = BATCHES * EPOCHS
 SETTINGS: dict[str, Any] = {
     "encoder": "resnet10-tiny", "stem": "half", "image-size": 16, "batch-size": 16, "epochs": EPOCHS,
     "warmup-epochs": 1, "hidden": 32, "dim": 16, "neighbors": 4, "queue-length": 40, "views": "cifar", "log-every": 1,
-    "checkpoint-every": CHECKPOINT_EVERY, "lr": 0.1, "accelerator": "cpu", "threads": 1,
+    "checkpoint-every": CHECKPOINT_EVERY, "lr": 0.1, "device": "cpu", "threads": 1,
 }  # fmt: skip
 HANG_SECONDS = 290.0
 """Seconds after which a process counts as hung, even on a busy machine."""

@@ -136,7 +136,7 @@ def test_metrics_that_were_not_logged_have_no_chart() -> None:
 
 
 def test_shares_start_at_zero_and_are_shown_in_percent() -> None:
-    chart = chart_of([0.25, 0.5], "same_class")
+    chart = chart_of([0.25, 0.5], "neighbor_purity")
     assert chart.y_ticks[0] == (HEIGHT - BOTTOM, "0 %")
     assert chart.last == "50.0%"
 

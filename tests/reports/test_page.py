@@ -20,7 +20,7 @@ from tests.helpers.report_page import HOSTILE, ParsedPage
 
 LINES = [
     {"step": 10 * n, "epoch": n / 2, "loss": 5.0 - n / 10, "lr": 0.1, "spread": 0.9, "effective_rank": 12.0 + n,
-     "same_class": n / 40, "queue_knn": n / 30, "positiveness_entropy": 0.9, "neighbor_age": float(n)}
+     "neighbor_purity": n / 40, "queue_knn": n / 30, "positiveness_entropy": 0.9, "neighbor_age": float(n)}
     for n in range(1, 21)
 ]  # fmt: skip
 IMAGE_URI = thumbnail_uri(np.zeros((8, 8, 3), np.uint8), 128)

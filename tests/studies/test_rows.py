@@ -105,6 +105,16 @@ def test_a_record_with_another_setting_does_not_match():
     assert not one.is_recorded_by({**record, "settings": {**one.settings, "push": "both"}})  # its default has changed
 
 
+def test_a_renamed_setting_keeps_the_key_and_the_record():
+    [earlier], [present] = parse_methods("snclr:weights=hard"), parse_methods("snclr:neighbor_weights=hard")
+    one = run(present)
+    assert run(earlier).key == one.key
+    assert one.key.startswith("6fc9f999bc56fff4")  # as computed before the setting was renamed
+    settings = {"weights" if name == "neighbor_weights" else name: value for name, value in one.settings.items()}
+    assert one.is_recorded_by({"key": one.key, "settings": settings})
+    assert not one.is_recorded_by({"key": one.key, "settings": {**settings, "weights": "soft"}})
+
+
 def data(images: int = 50_000, classes: int | None = 10) -> DatasetInfo:
     return DatasetInfo("some", images, "abc", classes, None if classes is None else 1 / classes)
 

@@ -46,7 +46,7 @@ class Workers:
         record = {
             "schema": 1, "key": job["key"], "settings": job["settings"], "data": job["data"], "cost": cost,
             "numbers": numbers(job), "protocols": {"knn": "kNN: by votes"}, "where": WHERE,
-            "series": {"step": [1, 2, 3], "epoch": [0.5, 1.0, 2.0], "same_class": [None, 0.2, 0.4]},
+            "series": {"step": [1, 2, 3], "epoch": [0.5, 1.0, 2.0], "neighbor_purity": [None, 0.2, 0.4]},
         }  # fmt: skip
         write_record(record, Path(job["record"]))
         return Finished(0)
@@ -125,7 +125,7 @@ def test_the_protocol_lists_how_the_rows_differ(workers, common):
     assert "projector_layers=3" in parts["mocov3:temperature=0.1"]
     assert "neighbors=10" in parts["snclr"]
     assert parts["snclr:gamma=max,neighbors=3"] == "as snclr, but neighbors=3, gamma=max"
-    assert parts["snclr:weights=hard"] == "as snclr, but weights=hard"
+    assert parts["snclr:weights=hard"] == "as snclr, but neighbor_weights=hard"
 
 
 def test_finished_runs_are_not_repeated(workers, common):
@@ -353,7 +353,7 @@ def test_a_second_comparison_in_the_same_folder_is_rejected(workers, common):
 
 
 def test_long_series_are_averaged():
-    lines = [{"step": s, "epoch": s / 10, "loss": float(s), "same_class": 0.5} for s in range(1, 1001)]
+    lines = [{"step": s, "epoch": s / 10, "loss": float(s), "neighbor_purity": 0.5} for s in range(1, 1001)]
     series = downsample_metrics([{"step": 0, "epoch": 0.0, "loss": None}, *lines], points=50)
     assert len(series["loss"]) == 50
     assert series["step"][-1] == 1000

@@ -22,7 +22,7 @@ from snclr.train.pretrain_task import PretrainTask
 SMALL = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
     "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
-    "accelerator": "cpu", "log_every": 1, "threads": 1,
+    "device": "cpu", "log_every": 1, "threads": 1,
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_a_run_writes_its_record_and_keeps_its_encoder(images, tmp_path, monkeyp
     assert record["cost"]["seconds"] > 0
     assert record["cost"]["peak_mb"] > 50
     assert record["series"]["step"] == [1, 2, 3, 4, 5, 6]
-    assert record["series"]["same_class"][0] is None  # the queue starts empty
+    assert record["series"]["neighbor_purity"][0] is None  # the queue starts empty
     assert record["last"]["step"] == 6
     assert {"snclr", "torch", "python"} <= set(record["versions"])
     assert str(images.parent) not in Path(job["record"]).read_text()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from snclr.errors import UserError
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS
 from snclr.recipes import RECIPES, get_recipe
+from snclr.runtime.settings import RENAMED_SETTINGS
 from snclr.train.build import build_method, encoder_spec, view_groups
 from snclr.train.config import (
     EARLIER_VALUES,
@@ -40,7 +41,7 @@ def test_a_preset_reaches_the_loss(name):
 
 
 # SHA-256 of the resolved settings of every recipe, method and preset, as the first version of the package gave them:
-# without settings that were added later (ADDED) and with the momentum of that version.
+# without settings that were added later (ADDED), under their names and with the momentum of that version.
 ADDED = {
     "final_bias": {"snclr": False, "byol": False, "mocov3": True, "simsiam": True, "nnclr": True},
     "zero_init_residual": True, "weight_decay_on": "weights", "negatives": "other-view",
@@ -79,6 +80,9 @@ def test_resolved_settings_never_change(recipe):
         if values.get("momentum") == "auto":
             assert get_recipe(recipe).scale == "small"
             values["momentum"] = 0.99
+        for earlier, present in RENAMED_SETTINGS.items():
+            if present in values:
+                values[earlier] = values.pop(present)
     digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
     assert digest[:16] == RESOLVED[recipe]
 
@@ -123,7 +127,8 @@ def test_a_run_of_an_earlier_version_keeps_what_it_computed(tmp_path):
     for config in (resolve(saved), resolve({}, config=tmp_path / "config.yaml")):
         assert {name: getattr(config, name) for name in EARLIER_VALUES} == EARLIER_VALUES
     resolved = resolve(saved).to_dict()
-    new = resolved.keys() - yaml.safe_load((tmp_path / "config.yaml").read_text()).keys()
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    new = resolved.keys() - {RENAMED_SETTINGS.get(name, name) for name in written}
     assert new >= EARLIER_VALUES.keys()  # the others have a default that describes the earlier version
     assert {name: resolved[name] for name in new - EARLIER_VALUES.keys()} == {
         "negatives": "other-view", "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
@@ -263,3 +268,12 @@ def test_a_setting_name_must_be_a_string():
     """A damaged config.yaml may contain one."""
     with pytest.raises(UserError, match=r"there is no setting 12; `snclr pretrain --help`"):
         resolve({"data": "demo", 12: "x"})
+
+
+def test_earlier_names_of_settings_are_accepted(tmp_path):
+    assert resolve({"recipe": "demo", "accelerator": "cpu", "weights": "hard"}) == resolve(
+        {"recipe": "demo", "device": "cpu", "neighbor_weights": "hard"}
+    )
+    (tmp_path / "config.yaml").write_text("recipe: demo\nweights: hard\naccelerator: cpu\n")
+    config = resolve({"accelerator": "auto"}, config=tmp_path / "config.yaml")
+    assert (config.neighbor_weights, config.device) == ("hard", "auto")

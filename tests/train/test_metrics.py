@@ -158,3 +158,12 @@ def test_tensorboard_gets_the_same_values_and_a_session_start_on_resume(tmp_path
 
     starts = [[e.step for e in events(f) if e.session_log.status == SessionLog.START] for f in (first, second)]
     assert starts == [[0], [2]]
+
+
+def test_a_renamed_metric_is_read_and_resumed_under_its_present_name(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 0, "same_class": 0.25}\n')
+    assert read_metrics(tmp_path) == [{"step": 1, "epoch": 0, "neighbor_purity": 0.25}]
+    with plain_log(tmp_path, resume_step=1) as log:
+        log.write(2, 0, {"neighbor_purity": 0.5})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["neighbor_purity"] for line in lines] == [0.25, 0.5]

@@ -23,7 +23,7 @@ from tests.helpers.state_digest import digest
 TINY = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 8, "epochs": 2, "warmup_epochs": 1,
     "hidden": 16, "dim": 8, "neighbors": 3, "queue_length": 20, "views": "cifar", "log_every": 1, "workers": 0,
-    "accelerator": "cpu", "threads": 1, "quiet": True,
+    "device": "cpu", "threads": 1, "quiet": True,
 }  # fmt: skip
 
 
@@ -53,9 +53,9 @@ def test_a_run_writes_all_documented_files(images, tmp_path):
     lines = read_metrics(out)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     wanted = {"loss", "lr", "gradient_norm", "spread", "effective_rank", "queue_fill", "collapsed"}
-    wanted |= {"positiveness_entropy", "neighbor_age", "neighbor_cosine", "same_class", "queue_knn"}
+    wanted |= {"positiveness_entropy", "neighbor_age", "neighbor_cosine", "neighbor_purity", "queue_knn"}
     assert wanted <= set(lines[-1])
-    assert not wanted & {"neighbor_age", "same_class"} <= set(lines[0])  # nobody is a neighbor in an empty queue
+    assert not wanted & {"neighbor_age", "neighbor_purity"} <= set(lines[0])  # nobody is a neighbor in an empty queue
     assert "epoch 2/2" in (out / "train.log").read_text()
     saved = yaml.safe_load((out / "config.yaml").read_text())
     assert saved["queue_length"] == 20

@@ -18,7 +18,7 @@ from tests.train.test_metrics import events
 def test_the_grid_shows_images_with_their_nearest_neighbors() -> None:
     """Four images of one gray value each: 0 and 2 are near each other, and so are 1 and 3."""
     images = np.stack([np.full((8, 8, 3), 60 * n, np.uint8) for n in range(4)])
-    queue = NeighborQueue(length=8, dim=2)
+    queue = NeighborQueue(capacity=8, dim=2)
     queue.push(torch.tensor([[0.0, 1.0]] * 4), torch.arange(4))  # older features of the same images
     queue.push(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.1, 0.9]]), torch.arange(4))
     grid = neighbor_grid(queue, ArrayDataset("gray", images), rows=4, k=1)
@@ -26,7 +26,7 @@ def test_the_grid_shows_images_with_their_nearest_neighbors() -> None:
     pixels = grid[:, :, 0] // 60
     values = [int(pixels[row * (TILE + 4) + 9, left]) for row in range(4) for left in (9, TILE + 20)]
     assert values == [0, 2, 1, 3, 2, 0, 3, 1]
-    assert neighbor_grid(NeighborQueue(length=8, dim=2), ArrayDataset("gray", images)) is None
+    assert neighbor_grid(NeighborQueue(capacity=8, dim=2), ArrayDataset("gray", images)) is None
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def detect(
     draw: int = 6,
     draw_score: float = 0.5,
     workers: int = 0,
-    accelerator: str = "auto",
+    device: str = "auto",
     devices: str = "1",
     nodes: int = 1,
     precision: Literal["32", "bf16", "16"] = "32",
@@ -82,9 +82,9 @@ def detect(
         draw: Number of images in the figure of predictions.
         draw_score: Minimum score of the drawn predictions.
         workers: Dataloader worker processes per rank.
-        accelerator: auto, cpu or cuda.
-        devices: Devices per machine, with one rank each: a number, or auto for all GPUs.
-        nodes: Number of machines.
+        device: Device: cpu, cuda, cuda:1 for the second GPU, or auto: a GPU if there is one.
+        devices: Ranks per node, each on its own device: a number, or auto for all GPUs.
+        nodes: Number of nodes.
         precision: 32, or bf16 or 16 on GPUs.
         quiet: Print no progress.
         settings: Values for the fields of `snclr.evaluation.detection.settings.DetectSettings`, such as `iterations` or
@@ -98,7 +98,7 @@ def detect(
     from snclr.reports.figures.detection import draw_predictions
 
     resolved = resolve(recipe, **settings)
-    fabric = launch(accelerator=accelerator, devices=devices, nodes=nodes, precision=precision)
+    fabric = launch(accelerator=device, devices=devices, nodes=nodes, precision=precision)
     draw_figure = functools.partial(draw_predictions, count=draw, score=draw_score) if draw > 0 else None
     with name_missing_ranks(), report_errors_on_rank_zero():
         record = evaluate_detection(

@@ -46,7 +46,7 @@ def explore(
         static: Folder to write instead of serving.
         images: Maximum number of images in a static folder; larger datasets are sampled.
         overwrite: Replace an earlier static folder.
-        device: auto, cpu, cuda, cuda:1 or mps.
+        device: Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one.
         cache: Read and write features in RUN/evaluation/features.
         quiet: Print no progress.
         on_ready: Called with the address when the server is ready.

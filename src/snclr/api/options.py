@@ -14,8 +14,8 @@ class RankOptions(TypedDict, total=False):
     """Where an evaluation runs. Each annotation has the type, the default and the description."""
 
     workers: Annotated[int, 0, "Dataloader worker processes per rank."]
-    device: Annotated[str, "auto", "auto, cpu, cuda, cuda:1 or mps."]
-    devices: Annotated[str | int, "1", "Ranks on this node: a number, or auto for all GPUs."]
+    device: Annotated[str, "auto", "Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one."]
+    devices: Annotated[str | int, "1", "Ranks per node, each on its own device: a number, or auto for all GPUs."]
     nodes: Annotated[int, 1, "Number of nodes."]
     quiet: Annotated[bool, False, "Print no progress."]
 

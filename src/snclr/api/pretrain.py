@@ -150,7 +150,7 @@ def _probe(settings: dict[str, Any], minutes: float) -> NeighborProbe:
     from snclr.train.cost import probe_neighbors
 
     found = probe_neighbors(settings, minutes=minutes)
-    agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "same_class", "pulled_share"))
+    agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "neighbor_purity", "pulled_share"))
     return NeighborProbe(minutes, int(found["steps"]), agreement, purity, pulled, neighbor_advice(purity, pulled))
 
 

@@ -47,7 +47,7 @@ def report(
         class_names: File with the names of the classes, in the order of their numbers: one per line, or a JSON list.
         seed: Seed of the image sample.
         workers: Dataloader worker processes.
-        device: auto, cpu, cuda, cuda:1 or mps.
+        device: Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one.
         cache: Read and write features in RUN/evaluation/features.
         quiet: Print no progress.
     """

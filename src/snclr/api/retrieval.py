@@ -159,7 +159,7 @@ def explain(
         candidates: Where to search: queue, or images such as a folder.
         out: PNG file of the figure (default: RUN/figures/explain-IMAGE.png).
         workers: Dataloader worker processes per rank.
-        device: auto, cpu, cuda, cuda:1 or mps.
+        device: Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one.
         quiet: Print no progress.
     """
     from snclr.evaluation.retrieval.explain import explain_image

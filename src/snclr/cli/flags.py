@@ -19,6 +19,7 @@ import docstring_parser
 from cyclopts import App, Group, Parameter
 
 from snclr.errors import american, known_spelling, snclr_command
+from snclr.runtime.settings import current_name
 
 if TYPE_CHECKING:
     from snclr.runtime.settings import Setting
@@ -119,7 +120,7 @@ def normalize_spelling(argv: Sequence[str]) -> list[str]:
     for token in argv:
         flag, equals, value = token.partition("=")
         if not result or flag.startswith("--"):
-            flag = american(flag)
+            flag = current_name(flag)
         if flag == "--method" and equals:
             value = known_spelling(value, METHODS)
         elif result and result[-1] == "--method":

@@ -35,16 +35,20 @@ def launch(
 ) -> Any:
     """Start Fabric and return it: on one rank, on `devices` ranks per node, or on the ranks of a launcher.
 
-    `devices` is a number of ranks on this node, or auto (all GPUs). A collective fails after `timeout` seconds. A
+    `accelerator` is a device type, auto, or a single GPU (cuda:1). `devices` is a number of ranks on this node, or auto
+    (all GPUs). A collective fails after `timeout` seconds. A
     global `batch_size` must be divisible by the world size.
     """
     Fabric, DDPStrategy = _import_fabric()
-    accelerator = pick_device(accelerator)
+    device = pick_device(accelerator)
+    accelerator, _, index = device.partition(":")
     if accelerator == "cpu" and precision in ("16", "bf16"):
         raise UserError(
             f"precision {precision} is not supported on CPUs: most lack it and some crash. Give --precision 32."
         )
     env = resolve_environment(accelerator, devices, nodes)
+    if index and env.world_size > 1:
+        raise UserError(f"--device {device} selects one GPU, but there are {env.world_size} ranks. Give --device cuda.")
     if (warning := unused_slurm_tasks(env)) is not None:
         print(f"warning: {warning}", file=sys.stderr)
     backend = "gloo" if accelerator == "cpu" else "nccl"
@@ -55,7 +59,7 @@ def launch(
         )
     fabric = Fabric(
         accelerator=accelerator,
-        devices=env.local_world_size,
+        devices=[int(index)] if index else env.local_world_size,
         num_nodes=env.num_nodes,
         precision=PRECISIONS[precision],
         strategy=strategy,

@@ -120,7 +120,7 @@ class SoftNeighborConfig(MethodConfig):
     temperature: Positive = 0.2
     """Temperature τ of the loss."""
     times_2tau: bool = False
-    """Multiply the loss by 2τ."""
+    """Multiply the loss by 2τ, as MoCo v3 and SNCLR's released code do."""
     neighbors: Count = 30
     """Soft neighbors K of each image."""
     gamma: Positive | Literal["max", "pull"] = 1.0
@@ -133,8 +133,8 @@ class SoftNeighborConfig(MethodConfig):
     (denominator only), other-negatives (denominator only, without the image's own neighbors), both or neither."""
     negatives: Literal["other-view", "both-views"] = "other-view"
     """Negatives of a view: the other images' target projections of the other view, or of both views as in SimCLR."""
-    weights: Literal["soft", "hard"] = "soft"
-    """Soft: weight neighbors by positiveness. Hard: w = 1 for every neighbor."""
+    neighbor_weights: Literal["soft", "hard"] = "soft"
+    """Weights w of the neighbors in the loss: soft (their positiveness) or hard (1 for every neighbor)."""
     unique_neighbors: bool = False
     """Find each image at most once among the neighbors of a query, by its newest entry in the queue."""
     attention: Literal["identity", "linear"] = "identity"
@@ -297,7 +297,7 @@ class DINOConfig(MomentumConfig, PrototypeConfig, ProjectorConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedConfig(MethodConfig):
-    """Cross-entropy on labels with a linear classifier: the upper bound in the tables, not self-supervised."""
+    """Cross-entropy on labels with a linear classifier; a reference for the self-supervised methods."""
 
     implementation = "snclr.methods.supervised:Supervised"
     needs_labels = True

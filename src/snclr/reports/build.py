@@ -36,6 +36,7 @@ from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_with
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
 from snclr.train.config import read_config
+from snclr.train.metrics import with_current_names
 from snclr.train.saved_run import load_trained_method
 from snclr.train.sessions import read_sessions
 
@@ -155,7 +156,7 @@ def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int
         return Missing(f"there is no {run.metrics.name}"), 0
     lines = run.metrics.read_bytes().split(b"\n")
     parsed = [parse_record(line, {"step": int}) for line in lines]
-    records = [record for record in parsed if record is not None]
+    records = [with_current_names(record) for record in parsed if record is not None]
     invalid = sum(record is None and bool(line.strip()) for line, record in zip(lines[:-1], parsed, strict=False))
     if records:
         return records, invalid
@@ -206,8 +207,8 @@ def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str
     if space.criterion is None or space.criterion.config.sides in ("negatives", "neither"):
         return k, space.weigh, None
     c = space.criterion.config
-    if c.weights == "hard":
-        caption = "w is 1 for every neighbor, as in training (--weights hard)."
+    if c.neighbor_weights == "hard":
+        caption = "w is 1 for every neighbor, as in training (--neighbor-weights hard)."
     else:
         # The loss raises the weights of gamma "pull" further; `weigh_as_trained` gives those before that.
         gamma = 1.0 if c.gamma == "pull" else c.gamma

@@ -92,7 +92,7 @@ def _facts(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[str]]]:
     ]
     last = [curves.last_values(run.records) for run in runs]
     for metric in curves.METRICS:
-        if metric.name in ("loss", "same_class", "effective_rank") and any(metric.name in one for one in last):
+        if metric.name in ("loss", "neighbor_purity", "effective_rank") and any(metric.name in one for one in last):
             texts = [one[metric.name][1] if metric.name in one else "–" for one in last]
             rows.append((f"last {metric.title.lower()}", texts))
     return rows

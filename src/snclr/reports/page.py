@@ -177,7 +177,7 @@ def _tiles(
     if records and is_finite_number(epoch := records[-1].get("epoch")):
         total = None if isinstance(page.settings, Missing) else page.settings.get("epochs")
         tiles.append(("epochs", format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""))  # type: ignore[arg-type]
-    headline = ("loss", "same_class", "effective_rank")
+    headline = ("loss", "neighbor_purity", "effective_rank")
     tiles += [
         (metric.title.lower(), last, "last logged step") for name, (metric, last) in logged.items() if name in headline
     ]

@@ -19,7 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from snclr.errors import UserError, did_you_mean, known_spelling
+from snclr.errors import UserError, american, did_you_mean, known_spelling
+
+RENAMED_SETTINGS = {"accelerator": "device", "weights": "neighbor_weights"}
+"""Settings that had another name in earlier versions: that name and the present one. Both are accepted."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,18 @@ class Setting:
             with suppress(ValueError, TypeError, KeyError):
                 return _BOOLEANS[text.lower()] if kind is bool else kind(text)
         return self.check(text)
+
+
+def current_name(name: str) -> str:
+    """Return the present name of a setting, or of its flag, in American spelling.
+
+    >>> current_name("neighbours"), current_name("accelerator"), current_name("--accelerator")
+    ('neighbors', 'device', '--device')
+    """
+    name = american(name)
+    if name.startswith("--"):
+        return "--" + current_name(name[2:].replace("-", "_")).replace("_", "-") if len(name) > 2 else name
+    return RENAMED_SETTINGS.get(name, name)
 
 
 @functools.cache

@@ -51,7 +51,8 @@ def ablation_rows(
     k, rule = config.neighbors, RULES[table] if values is None else "rows given by --values"
     full_rule = f"{rule}: K = {k}, Q = {config.queue_length:,}"
     if table == "positiveness":
-        return [NO_NEIGHBORS, _row(f"hard, K = {k}", weights="hard"), _row(f"soft, K = {k}", weights="soft")], full_rule
+        rows = [_row(f"{weights}, K = {k}", neighbor_weights=weights) for weights in ("hard", "soft")]
+        return [NO_NEIGHBORS, *rows], full_rule
     if table == "sides":
         labels = {"positives only": "positives", "negatives only": "negatives", "both": "both"}
         return [NO_NEIGHBORS, *(_row(label, sides=sides) for label, sides in labels.items())], full_rule

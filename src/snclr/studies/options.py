@@ -9,6 +9,7 @@ from typing import Any
 
 from snclr.data.info import dataset_name
 from snclr.errors import UserError
+from snclr.runtime.settings import current_name
 from snclr.studies.records import Records
 from snclr.studies.runs import ASSIGNED, Run
 from snclr.train.config import REMOVED_SETTINGS, read_config
@@ -53,6 +54,7 @@ class StudyOptions:
     def split(cls, keywords: Mapping[str, Any]) -> tuple[StudyOptions, dict[str, Any]]:
         """Separate the options from the settings of the runs, and add the settings of the file `config`."""
         names = {field.name for field in fields(cls)}
+        keywords = {current_name(name): value for name, value in keywords.items()}
         options = cls(**{name: value for name, value in keywords.items() if name in names})
         saved = {} if options.config is None else read_config(Path(options.config))
         ignored = {*REMOVED_SETTINGS, *ASSIGNED, "out"}

@@ -11,10 +11,11 @@ from typing import Any
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
 from snclr.studies.runs import Run
+from snclr.train.metrics import with_current_names
 
 SCHEMA = 1
 _SERIES = (
-    "loss", "same_class", "queue_knn", "positiveness_entropy", "neighbor_agreement", "queue_agreement",
+    "loss", "neighbor_purity", "queue_knn", "positiveness_entropy", "neighbor_agreement", "queue_agreement",
     "pulled_share", "spread", "effective_rank", "queue_fill",
 )  # fmt: skip
 _log = logging.getLogger("snclr")
@@ -71,7 +72,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["schema"] == SCHEMA:
-            return dict(record)
+            return {**record, "series": with_current_names(dict(record.get("series", {})))}
         problem: object = f"it is not of schema {SCHEMA}"
     except FileNotFoundError:
         return None

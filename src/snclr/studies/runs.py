@@ -12,6 +12,7 @@ from typing import Any
 
 from snclr.errors import UserError
 from snclr.io.hashing import sha256_file, sha256_json
+from snclr.runtime.settings import RENAMED_SETTINGS, current_name
 from snclr.train.config import MAY_CHANGE_ON_RESUME, REMOVED_SETTINGS, all_settings, resolve, settings_for_method
 
 SHARED = frozenset(
@@ -87,7 +88,7 @@ class Run:
         """Whether a record has this run's key and no setting with another value."""
         if record.get("key") != self.key:
             return False
-        recorded = {name: value for name, value in record["settings"].items() if REMOVED_SETTINGS.get(name) != value}
+        recorded = {current_name(n): v for n, v in record["settings"].items() if REMOVED_SETTINGS.get(n) != v}
         return {**self.settings, **recorded} == self.settings
 
     @property
@@ -144,7 +145,7 @@ def _parse_row(spec: str) -> Row:
 
 def _tunable(name: str, flag: str) -> str:
     """Return the name of a setting with underscores; raise UserError if it must be the same for all rows."""
-    name = name.strip().replace("-", "_")
+    name = current_name(name.strip().replace("-", "_"))
     if name in SHARED | ENVIRONMENT | ASSIGNED.keys():
         raise UserError(f"{flag}: {name} must be the same for all rows. Set it with --{name.replace('_', '-')}")
     return name
@@ -179,8 +180,9 @@ def parse_tune(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _non_default(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings at their default, so that settings added in later versions do not change the key."""
-    return {name: value for name, value in settings.items() if value != all_settings()[name].default}
+    """Drop settings at their default and use each setting's first name, so that keys are the same in all versions."""
+    first_names = {present: earlier for earlier, present in RENAMED_SETTINGS.items()}
+    return {first_names.get(n, n): value for n, value in settings.items() if value != all_settings()[n].default}
 
 
 def _weights_digest(path: str) -> str:

@@ -48,7 +48,7 @@ def _value(record: dict[str, Any], name: str) -> float | None:
     if name != "neighbor_purity":
         value: float | None = {**record["cost"], **record["numbers"]}.get(name)
         return value
-    series = record.get("series", {}).get("same_class", [])
+    series = record.get("series", {}).get("neighbor_purity", [])
     values = [value for value in series[-max(1, len(series) // 10) :] if value is not None]
     return statistics.fmean(values) if values else None
 

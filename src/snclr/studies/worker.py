@@ -159,7 +159,7 @@ def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
     train_labels, test_labels = match_labels(train, test)
     options: dict[str, Any] = {
         "image_size": spec.image_size, "workers": 0, "quiet": True,
-        "device": pick_device(job["given"].get("accelerator", "auto")),
+        "device": pick_device(resolve(job["given"]).device),
     }  # fmt: skip
     a = extract_features(encoder, train, labels=train_labels, **options)
     b = extract_features(encoder, test, labels=test_labels, **options)
@@ -181,7 +181,7 @@ def _environment(job: dict[str, Any]) -> dict[str, Any]:
     """Describe the hardware and settings that the timings depend on."""
     config = resolve(job["given"])
     return {
-        "accelerator": "cuda" if torch.cuda.is_available() and config.accelerator in ("auto", "cuda") else "cpu",
+        "accelerator": pick_device(config.device).partition(":")[0],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
         "cores": os.cpu_count(),
         "threads": config.threads or torch.get_num_threads(),

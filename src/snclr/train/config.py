@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from snclr.errors import UserError, american, did_you_mean, known_spelling
+from snclr.errors import UserError, did_you_mean, known_spelling
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.recipes import RECIPES, get_recipe
 from snclr.runtime.memory import cache_limit
@@ -26,6 +26,7 @@ from snclr.runtime.settings import (
     Range,
     Setting,
     check_fields,
+    current_name,
     describe,
 )
 
@@ -111,12 +112,12 @@ class OptimConfig:
 class HardwareConfig:
     """Hardware."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Device type; auto takes a GPU if there is one."""
+    device: str = "auto"
+    """Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one."""
     devices: str = "1"
-    """Devices per machine, with one rank each: a number, or auto for all GPUs."""
+    """Ranks per node, each on its own device: a number, or auto for all GPUs."""
     nodes: Count = 1
-    """Number of machines."""
+    """Number of nodes."""
     precision: Literal["32", "bf16", "16", "64"] = "32"
     """Floating-point precision of the encoders; bf16 and 16 need a GPU."""
     compile: bool = False
@@ -310,6 +311,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
     # The config.yaml of a run of any version has these; a file with a few settings written by hand has not.
     written_by_a_run = {"out", "method", "seed", "resume", "overwrite"} <= saved.keys()
+    saved = {current_name(name) if isinstance(name, str) else name: value for name, value in saved.items()}
     if written_by_a_run and saved["method"] in list(METHODS):
         return settings_for_method(saved["method"], EARLIER_VALUES) | saved
     return saved
@@ -328,7 +330,7 @@ def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, A
 def _check_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are not None; raise UserError for an unknown name."""
     settings = {
-        american(k) if isinstance(k, str) else k: v
+        current_name(k) if isinstance(k, str) else k: v
         for k, v in settings.items()
         if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]
     }

@@ -34,9 +34,9 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
     queue = task.module.queue
     if queue is not None:
         generator = torch.Generator().manual_seed(config.seed)
-        features = torch.randn(queue.length, queue.features.shape[1], generator=generator)
+        features = torch.randn(queue.capacity, queue.features.shape[1], generator=generator)
         device, keys = queue.features.device, queue.search_features
-        ids = -2 - torch.arange(queue.length, device=device)  # of no image of the dataset, and all different
+        ids = -2 - torch.arange(queue.capacity, device=device)  # of no image of the dataset, and all different
         queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
     durations: list[float] = []
     ends: list[float] = []

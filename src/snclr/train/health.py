@@ -125,7 +125,7 @@ def health(
             values["pulled_share"] = float(output.pulled[mask].float().mean())
         if labels is not None:
             batch_labels, neighbor_labels = labels[ids], labels[output.neighbor_ids.clamp(min=0)]
-            values["same_class"] = neighbor_purity(batch_labels, neighbor_labels, mask)
+            values["neighbor_purity"] = neighbor_purity(batch_labels, neighbor_labels, mask)
             values["queue_knn"] = queue_knn(batch_labels, neighbor_labels, output.similarity, mask)
     return {name: value for name, value in values.items() if not math.isnan(value)}
 

@@ -20,6 +20,8 @@ from snclr.io.atomic import explain_full_disk, write_atomic
 from snclr.io.jsonl import append_or_undo, read_jsonl
 
 _FIELDS = {"step": int}
+RENAMED_METRICS = {"same_class": "neighbor_purity"}
+"""Metrics that had another name in earlier versions: that name and the present one."""
 
 
 class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
@@ -89,15 +91,29 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """Return all records of a run, oldest first; [] if there are none. An incomplete last line is ignored."""
-    return read_jsonl(RunDir(folder).metrics, fields=_FIELDS, on_invalid="raise")
+    records = read_jsonl(RunDir(folder).metrics, fields=_FIELDS, on_invalid="raise")
+    return [with_current_names(record) for record in records]
+
+
+def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of an earlier version under their present names.
+
+    >>> with_current_names({"step": 3, "same_class": 0.5})
+    {'step': 3, 'neighbor_purity': 0.5}
+    """
+    return {RENAMED_METRICS.get(name, name): value for name, value in values.items()}
 
 
 def _drop_after(path: Path, resume_step: int | None) -> None:
-    """Keep the records up to `resume_step` (none for None), atomically, and drop invalid lines with a warning."""
+    """Keep the records up to `resume_step` (none for None), atomically, and drop invalid lines with a warning.
+
+    A resumed run of an earlier version then has each metric under one name.
+    """
     if not path.exists():
         return
     records = [] if resume_step is None else read_jsonl(path, fields=_FIELDS, on_invalid="warn")
-    kept = "".join(json.dumps(record) + "\n" for record in records if record["step"] <= (resume_step or 0)).encode()
+    kept_records = [with_current_names(record) for record in records if record["step"] <= (resume_step or 0)]
+    kept = "".join(json.dumps(record) + "\n" for record in kept_records).encode()
     if kept != path.read_bytes():
         write_atomic(path, kept)
 

@@ -79,7 +79,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
 def launch_run(config: PretrainConfig) -> Any:
     """Start the ranks of a run."""
     return launch(
-        accelerator=config.accelerator, devices=config.devices, nodes=config.nodes, precision=config.precision,
+        accelerator=config.device, devices=config.devices, nodes=config.nodes, precision=config.precision,
         timeout=config.timeout, batch_size=config.batch_size,
     )  # fmt: skip
 

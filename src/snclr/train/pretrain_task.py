@@ -35,7 +35,7 @@ COLLAPSE_ADVICE = (
 )
 PUSH_ADVICE = (
     "fewer than half of the neighbors are pulled: their weights are below count × exp(−loss), so the loss pushes the"
-    " images away from them. Try --gamma pull, --gamma max or --weights hard"
+    " images away from them. Try --gamma pull, --gamma max or --neighbor-weights hard"
 )
 NONFINITE_ADVICE = (
     "The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
@@ -117,8 +117,8 @@ class PretrainTask(LoaderTask):
         queue = self.module.queue
         values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
         if queue is not None:
-            values["queue_fill"] = len(queue) / queue.length
-        if "same_class" in values and self._labels is not None and not self._purity_explained:
+            values["queue_fill"] = len(queue) / queue.capacity
+        if "neighbor_purity" in values and self._labels is not None and not self._purity_explained:
             chance = purity_chance(self._labels)
             self.progress.say(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
             self._purity_explained = True
@@ -142,7 +142,7 @@ class PretrainTask(LoaderTask):
             "loss": ("loss", "{:.3f}"),
             "spread": ("spread", "{:.2f}"),
             "effective_rank": ("effective rank", "{:.0f}"),
-            "same_class": ("neighbor purity", "{:.0%}"),
+            "neighbor_purity": ("neighbor purity", "{:.0%}"),
             "queue_knn": ("queue kNN", "{:.0%}"),
             "neighbor_agreement": ("agreement", "{:.0%}"),
             "pulled_share": ("pulled", "{:.0%}"),

@@ -13,6 +13,7 @@ from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError, known_spelling, snclr_command
 from snclr.methods.config import METHODS
+from snclr.runtime.settings import current_name
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
 
@@ -27,7 +28,7 @@ def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
     if not path.is_file():
         return resolve(settings)  # killed before its settings were written, so nothing is lost
     saved = {**read_config(path), "resume": False, "overwrite": False}
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = {current_name(name): value for name, value in settings.items() if value is not None}
     if given.get("momentum") == "auto":  # the run has the number that was computed at its start
         del given["momentum"]
     # The method determines the other settings.

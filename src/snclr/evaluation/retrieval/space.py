@@ -98,7 +98,7 @@ def weigh_as_trained(
 
 def _describe(criterion: SoftNeighborLoss) -> str:
     s = criterion.config
-    if s.weights == "hard":
+    if s.neighbor_weights == "hard":
         return "the projections y2 (Eq. 3); the run's weights are hard: every w is 1"
     learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"
     return f"the projections y2 (Eq. 3); w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"

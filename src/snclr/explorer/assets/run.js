@@ -42,7 +42,7 @@ export function mount(root, app) {
     const changed = run.settings.filter((each) => each.recipe !== null);
     const listed = onlyChanges && changed.length ? changed : run.settings;
     const last = records.at(-1) ?? {};
-    const purity = last.same_class === undefined ? ["Neighbor cosine", number(last.neighbor_cosine, 2), "label-free sign of neighbor quality"] : ["Neighbor purity", percent(last.same_class), "neighbors of the image's class"];
+    const purity = last.neighbor_purity === undefined ? ["Neighbor cosine", number(last.neighbor_cosine, 2), "label-free sign of neighbor quality"] : ["Neighbor purity", percent(last.neighbor_purity), "neighbors of the image's class"];
     replace(
       body,
       h(

@@ -6,6 +6,7 @@ Shapes: N queries, K neighbors, Q queue entries, B rows per push, D features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +45,13 @@ def nearest_neighbors(
 
 
 class NeighborQueue(nn.Module):
-    """The candidate set C: the last `length` features pushed, each with its image id and age, first in, first out.
+    """The candidate set C: the last `capacity` features pushed, each with its image id and age, first in, first out.
 
     The queue starts empty, so every candidate is a real feature. It is part of `state_dict()`, so a resumed run has the
-    same neighbors. The length need not be a multiple of the batch size. With `search_dim`, each entry also has a
+    same neighbors. The capacity need not be a multiple of the batch size. With `search_dim`, each entry also has a
     feature of that dimension, and the search compares those.
 
-    >>> queue = NeighborQueue(length=3, dim=2)
+    >>> queue = NeighborQueue(capacity=3, dim=2)
     >>> queue.push(torch.eye(2), ids=torch.tensor([10, 11]))
     >>> queue.search(torch.eye(2), k=2, ids=torch.tensor([10, 99])).index  # excludes the query's own image
     tensor([[ 1, -1],
@@ -60,42 +61,43 @@ class NeighborQueue(nn.Module):
     features: Tensor
     search_features: Tensor | None
     ids: Tensor
-    births: Tensor
+    pushed_at: Tensor
 
     def __init__(
-        self, length: int, dim: int, *, dtype: torch.dtype = torch.float32, search_dim: int | None = None
+        self, capacity: int, dim: int, *, dtype: torch.dtype = torch.float32, search_dim: int | None = None
     ) -> None:
         super().__init__()
-        if length < 1 or dim < 1:
-            raise UserError(f"length and dim of a queue must be at least 1, not length={length}, dim={dim}")
-        self.register_buffer("features", torch.zeros(length, dim, dtype=dtype))
+        if capacity < 1 or dim < 1:
+            raise UserError(f"capacity and dim of a queue must be at least 1, not capacity={capacity}, dim={dim}")
+        self.register_buffer("features", torch.zeros(capacity, dim, dtype=dtype))
         self.register_buffer(
-            "search_features", None if search_dim is None else torch.zeros(length, search_dim, dtype=dtype)
+            "search_features", None if search_dim is None else torch.zeros(capacity, search_dim, dtype=dtype)
         )
-        self.register_buffer("ids", torch.full((length,), -1))
-        self.register_buffer("births", torch.zeros(length, dtype=torch.int64))
+        self.register_buffer("ids", torch.full((capacity,), -1))
+        self.register_buffer("pushed_at", torch.zeros(capacity, dtype=torch.int64))
         self.position = 0  # row of the next feature
-        self.count = 0  # filled rows, always the first ones
+        self._size = 0  # filled rows, always the first ones
         self.pushes = 0  # pushes so far, the unit of an entry's age
+        self.register_load_state_dict_pre_hook(_rename_births)  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
-        return self.count
+        return self._size
 
     @property
-    def length(self) -> int:
-        """Capacity Q."""
+    def capacity(self) -> int:
+        """Number of entries Q of a full queue; `len(queue)` is the current number."""
         return len(self.features)
 
     @property
     def candidates(self) -> Tensor:
-        """The filled rows (count, D)."""
-        return self.features[: self.count]
+        """The filled rows (len(queue), D)."""
+        return self.features[: self._size]
 
     @property
     def search_candidates(self) -> Tensor:
         """The features of the filled rows that the search compares."""
         features = self.features if self.search_features is None else self.search_features
-        return features[: self.count]
+        return features[: self._size]
 
     @torch.no_grad()
     def push(self, features: Tensor, ids: Tensor, search_features: Tensor | None = None) -> None:
@@ -108,17 +110,17 @@ class NeighborQueue(nn.Module):
             raise UserError(f"push takes features (B, {self.features.shape[1]}) and ids (B,), not {shapes}")
         if (self.search_features is None) != (search_features is None):
             raise UserError("push takes search_features if the queue has a search_dim, and only then")
-        kept = slice(max(0, len(ids) - self.length), None)  # of a batch longer than the queue, keep the end
+        kept = slice(max(0, len(ids) - self.capacity), None)  # of a batch longer than the queue, keep the end
         features = l2_normalize(features[kept])
         dropped = len(ids) - len(features)
-        slots = (self.position + dropped + torch.arange(len(features), device=self.ids.device)) % self.length
+        slots = (self.position + dropped + torch.arange(len(features), device=self.ids.device)) % self.capacity
         self.features[slots] = features.to(self.features)
         if self.search_features is not None and search_features is not None:
             self.search_features[slots] = l2_normalize(search_features[kept]).to(self.search_features)
         self.ids[slots] = ids[kept].to(self.ids)
-        self.births[slots] = self.pushes
-        self.position = (self.position + len(ids)) % self.length
-        self.count = min(self.length, self.count + len(ids))
+        self.pushed_at[slots] = self.pushes
+        self.position = (self.position + len(ids)) % self.capacity
+        self._size = min(self.capacity, self._size + len(ids))
         self.pushes += 1
 
     @torch.no_grad()
@@ -127,8 +129,8 @@ class NeighborQueue(nn.Module):
 
         With `unique`, an image is found at most once, by its newest entry.
         """
-        candidates, candidate_ids = self.search_candidates, self.ids[: self.count]
-        if not unique or self.count == 0:
+        candidates, candidate_ids = self.search_candidates, self.ids[: self._size]
+        if not unique or self._size == 0:
             return nearest_neighbors(query, candidates, k, ids=ids, candidate_ids=candidate_ids)
         rows = self.newest()
         found = nearest_neighbors(query, candidates[rows], k, ids=ids, candidate_ids=candidate_ids[rows])
@@ -136,14 +138,14 @@ class NeighborQueue(nn.Module):
 
     def newest(self) -> Tensor:
         """Return the rows of the newest entry of each image, in ascending order."""
-        time = (torch.arange(self.count, device=self.ids.device) - self.position) % self.length  # the oldest has 0
-        images, image = torch.unique(self.ids[: self.count], return_inverse=True)
+        time = (torch.arange(self._size, device=self.ids.device) - self.position) % self.capacity  # the oldest has 0
+        images, image = torch.unique(self.ids[: self._size], return_inverse=True)
         latest = torch.full_like(images, -1).scatter_reduce_(0, image, time, "amax")
         return (time == latest[image]).nonzero().squeeze(1)
 
     def ages(self, index: Tensor) -> Tensor:
         """Return how many pushes ago each entry was added: 1 for the newest. `index` must be >= 0."""
-        return self.pushes - self.births[index]
+        return self.pushes - self.pushed_at[index]
 
     def ids_and_ages(self, neighbors: Neighbors) -> tuple[Tensor, Tensor]:
         """Return image ids (N, K), -1 where missing, and ages (N, K) of neighbors found in this queue."""
@@ -152,8 +154,14 @@ class NeighborQueue(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return the three counters as a tensor, which any checkpoint format can store."""
-        return torch.tensor([self.position, self.count, self.pushes])
+        return torch.tensor([self.position, self._size, self.pushes])
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the counters."""
-        self.position, self.count, self.pushes = state.tolist()
+        self.position, self._size, self.pushes = state.tolist()
+
+
+def _rename_births(queue: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Accept the state of an earlier version, in which `pushed_at` had another name."""
+    if f"{prefix}births" in state:
+        state[f"{prefix}pushed_at"] = state.pop(f"{prefix}births")

@@ -29,6 +29,7 @@ from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.kernels import Keys
 from snclr.methods.common.queue import NeighborQueue, Neighbors
 from snclr.methods.config import LossForm, Sides, SoftNeighborConfig
+from snclr.runtime.settings import current_name
 
 FORMS = typing.get_args(LossForm)
 SIDES = typing.get_args(Sides)
@@ -239,7 +240,9 @@ class SoftNeighborLoss(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.config = dataclasses.replace(config or SoftNeighborConfig(), **options)
+        self.config = dataclasses.replace(
+            config or SoftNeighborConfig(), **{current_name(name): value for name, value in options.items()}
+        )
         self.queue = NeighborQueue(queue_length, dim, dtype=queue_dtype, search_dim=search_dim)
         learned = self.config.attention == "linear"
         self.f1 = _identity_linear(dim) if learned else nn.Identity()
@@ -248,7 +251,7 @@ class SoftNeighborLoss(nn.Module):
     @property
     def raises_weights(self) -> bool:
         """Whether the weights are raised until every neighbor is pulled."""
-        return self.config.gamma == "pull" and self.config.weights == "soft"
+        return self.config.gamma == "pull" and self.config.neighbor_weights == "soft"
 
     def forward(
         self,
@@ -312,7 +315,7 @@ class SoftNeighborLoss(nn.Module):
         `gamma` replaces the setting of that name.
         """
         c = self.config
-        if c.weights == "hard":
+        if c.neighbor_weights == "hard":
             return mask.to(y1.dtype)
         gamma = c.gamma if gamma is None else gamma
         if gamma == "pull":  # `weighted_loss` raises the weights when the logits are known

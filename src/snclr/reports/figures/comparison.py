@@ -14,7 +14,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", ":", "-.")
 _TITLES = {"knn": "kNN top-1 (%)", "linear": "linear top-1 (%)"}
-_SERIES_TITLES = {"same_class": "neighbor purity (%)", "queue_knn": "kNN accuracy within the queue (%)"}
+_SERIES_TITLES = {"neighbor_purity": "neighbor purity (%)", "queue_knn": "kNN accuracy within the queue (%)"}
 
 
 def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
