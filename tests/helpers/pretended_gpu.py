@@ -29,6 +29,8 @@ WAITING = {
 }  # fmt: skip
 MAY_MIX = {"copy_", "_to_copy", "index", "index_put", "index_put_"}
 """Operations for which CUDA accepts CPU tensors with dimensions: copies, and indices."""
+HALF_PRECISION = ("conv2d", "linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum")
+"""Operations that autocast runs in half precision; the others keep the precision of their inputs."""
 _ACTIVE: list[PretendedGpu] = []
 
 
@@ -190,3 +192,27 @@ def package_line() -> str:
             return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return "outside of the package"
+
+
+def _register_autocast() -> Any:
+    """Give the device the rule of CUDA's autocast: matrix products and convolutions in half precision."""
+    key = torch._C.DispatchKey.AutocastPrivateUse1
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    rules = torch.library.Library("aten", "IMPL")
+
+    def half(operation: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            dtype = torch.get_autocast_dtype(NAME)
+            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+                cast = lambda t: t.to(dtype) if t.dtype == torch.float32 else t  # noqa: E731
+                return operation(*tree_map_only(Tensor, cast, args), **tree_map_only(Tensor, cast, kwargs))
+
+        return run
+
+    for name in HALF_PRECISION:
+        rules.impl(name, half(getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
+    return fallback, rules
+
+
+_LIBRARIES = _register_autocast()  # registered as long as this reference lives
