@@ -1,6 +1,6 @@
 """Three training steps of every method on the pretended GPU; prints what was counted in the last as one JSON object.
 
-    python -m tests.device.steps WORLD_SIZE
+python -m tests.device.steps WORLD_SIZE
 """
 
 from __future__ import annotations
@@ -89,9 +89,18 @@ def run_method(name: str, world_size: int) -> dict[str, Any]:
 
 
 def settings_of(method: str) -> set[str]:
-    return {"data", "out", "recipe", "encoder", "image_size", "batch_size", "workers", "accelerator", "compile", "method"} | (
-        METHODS[method].setting_names() & SMALL.keys()
-    )
+    return {
+        "data",
+        "out",
+        "recipe",
+        "encoder",
+        "image_size",
+        "batch_size",
+        "workers",
+        "accelerator",
+        "compile",
+        "method",
+    } | (METHODS[method].setting_names() & SMALL.keys())
 
 
 def lines(gpu: PretendedGpu) -> collections.Counter[str]:

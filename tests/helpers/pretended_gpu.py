@@ -18,6 +18,8 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+from tests.helpers import fused_batch_norm
+
 NAME = "pretend"
 _DummyBackendModule.get_amp_supported_dtype = lambda self: [torch.float16, torch.bfloat16]  # type: ignore[attr-defined]
 _setup_privateuseone_for_python_backend(NAME)
@@ -116,7 +118,7 @@ class PretendedGpu(dispatch.TorchDispatchMode):
         if goal == NAME:
             plain_kwargs["device"] = "cpu"
         with dispatch._disable_current_modes():
-            out = func(*plain_args, **plain_kwargs)
+            out = fused_batch_norm.KERNELS.get(name, func)(*plain_args, **plain_kwargs)
         if ours or goal == NAME:
             self._count(func, name, leaves, out)
         stays_on_cpu = not (goal == NAME or (ours and goal != "cpu"))
@@ -162,7 +164,9 @@ class PretendedGpu(dispatch.TorchDispatchMode):
         return out if name == "barrier" else (args[0], out[1])
 
 
-def _wait(func: Any, name: str, args: Any, kwargs: dict[str, Any], ours: list[DeviceTensor], goal: str | None) -> str | None:
+def _wait(
+    func: Any, name: str, args: Any, kwargs: dict[str, Any], ours: list[DeviceTensor], goal: str | None
+) -> str | None:
     """Return what the host waits for in an operation, or None.
 
     A copy waits unless it is `non_blocking`; whether its memory is pinned cannot be seen here.
