@@ -14,7 +14,6 @@ from snclr.errors import UserError
 from snclr.methods.common import kernels
 from snclr.methods.common.features import l2_normalize
 
-
 Pairs = tuple[Tensor, Tensor]
 """Rows and candidates (P,) each."""
 
