@@ -186,20 +186,22 @@ def test_gray_and_solarize_are_torchvisions():
 def test_blur_is_torchvisions(size, kernel):
     x = unit(size=size)
     sigmas = (0.015, 0.1, 0.3, 1.0, 2.0, 5.0)
-    got = color.blur(x, torch.tensor(sigmas), kernel)
+    weights = color.blur_weights(torch.tensor(sigmas), kernel, size, size).float()
     expected = torch.stack([tv.gaussian_blur(image, [kernel, kernel], [s]) for image, s in zip(x, sigmas, strict=True)])
-    assert torch.allclose(got, expected, atol=2e-6)
+    for blur in (color.blur, color.blur_by_products):  # on the CPU and on a GPU
+        assert torch.allclose(blur(x, weights), expected, atol=2e-6)
 
 
 def test_blur_in_chunks_is_blur():
-    x, sigma = unit(n=7, size=400), torch.linspace(0.5, 3, 7)  # 480,000 numbers an image: two a chunk
-    alone = torch.cat([color.blur(x[i : i + 1], sigma[i : i + 1], 11) for i in range(7)])
-    assert torch.equal(color.blur(x, sigma, 11), alone)
+    x = unit(n=7, size=400)  # 480,000 numbers an image: two a chunk
+    weights = color.blur_weights(torch.linspace(0.5, 3, 7), 11, 400, 400).float()
+    alone = torch.cat([color.blur(x[i : i + 1], weights[i : i + 1]) for i in range(7)])
+    assert torch.equal(color.blur(x, weights), alone)
 
 
 def test_blur_of_a_tiny_image_keeps_its_mean():
     x = unit(n=2, size=2)
-    got = color.blur(x, torch.tensor([5.0, 5.0]), 23)
+    got = color.blur(x, color.blur_weights(torch.tensor([5.0, 5.0]), 23, 2, 2).float())
     assert torch.allclose(got.mean((2, 3)), x.mean((2, 3)), atol=1e-6)
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from snclr.distributed.collectives import all_gather, all_gather_rows, all_reduce_sum
-from snclr.distributed.sync_batch_norm import CpuSyncBatchNorm, synchronize_batch_norm
+from snclr.distributed.sync_batch_norm import SyncBatchNorm, synchronize_batch_norm
 from tests.distributed.batch_norm_cases import CASES, build, rows_of
 
 
@@ -19,7 +19,7 @@ def main(out: str) -> None:
         norm, x, weight = build(name)
         mine = rows_of(len(x), rank, size)
         layer = synchronize_batch_norm(nn.Sequential(norm))[0]
-        assert isinstance(layer, CpuSyncBatchNorm)
+        assert isinstance(layer, SyncBatchNorm)
         x = x[mine].requires_grad_()
         y = layer(x)
         (y * weight[mine]).sum().backward()

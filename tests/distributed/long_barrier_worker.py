@@ -8,12 +8,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from snclr.distributed.collectives import create_long_group, destroy_process_groups, long_barrier, name_missing_ranks
+from snclr.distributed.collectives import create_cpu_groups, destroy_process_groups, long_barrier, name_missing_ranks
 from snclr.errors import UserError
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    create_long_group()
+    create_cpu_groups(timedelta(seconds=60))
     dist.barrier()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3))  # not before: ranks may start at different times
     rank, last = dist.get_rank(), dist.get_world_size() - 1

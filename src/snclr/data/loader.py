@@ -26,7 +26,7 @@ from snclr.data.transforms.rng import REPLACEMENT, uniforms
 from snclr.data.transforms.views import ViewSettings, color_views, crop_images, crop_views
 from snclr.data.workers import in_processes, in_thread
 from snclr.errors import UserError
-from snclr.runtime.device import threads_for
+from snclr.runtime.device import threads_for, to_device
 from snclr.runtime.stop import StopRequested
 
 # JPEGs may be decoded at reduced size, but at least this many times the view size: an 8 % crop is not upscaled.
@@ -185,7 +185,7 @@ class ViewLoader:
         """Apply stage 2 on the device."""
         settings = self._stage1.views
         with threads_for(crops.crops[0].numel()):
-            on_device = crops.crops.to(self._device, non_blocking=True)
+            on_device = to_device(crops.crops, self._device)
             views = tuple(
                 color_views(
                     on_device[v], settings[v], seed=self._stage1.seed, epoch=crops.epoch, ids=crops.ids, view=v
@@ -194,9 +194,9 @@ class ViewLoader:
             )
         labels = self._stage1.dataset.labels
         return Batch(
-            ids=torch.from_numpy(crops.ids).to(self._device),
+            ids=to_device(torch.from_numpy(crops.ids), self._device),
             views=views,
-            labels=None if labels is None else torch.from_numpy(labels[crops.ids]).to(self._device),
+            labels=None if labels is None else to_device(torch.from_numpy(labels[crops.ids]), self._device),
             epoch=crops.epoch,
             step=crops.step,
         )

@@ -30,6 +30,7 @@ LONG_TIMEOUT = timedelta(hours=24)
 _RESPONSE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _long_group: Any = None
+_host_group: Any = None  # None: the default group, which is on the CPU itself
 
 
 def is_distributed() -> bool:
@@ -58,6 +59,10 @@ def all_gather(tensor: Tensor) -> Tensor:
     if not is_distributed():
         return tensor
     tensor = tensor.contiguous()
+    if tensor.device.type != "cpu":  # one kernel less than with a list
+        gathered = tensor.new_empty(dist.get_world_size() * len(tensor), *tensor.shape[1:])
+        dist.all_gather_into_tensor(gathered, tensor)
+        return gathered
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
     return torch.cat(parts)
@@ -73,6 +78,16 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     padded[: len(tensor)] = tensor
     parts = torch.split(all_gather(padded), max(counts)) if max(counts) else [tensor]
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=False)])
+
+
+def all_gather_ints(values: list[int]) -> list[list[int]]:
+    """Gather as many integers from each rank, in rank order, through the memory of the hosts: no device waits."""
+    if not is_distributed():
+        return [values]
+    given = torch.tensor(values)
+    parts = [torch.empty_like(given) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, given, group=_host_group)
+    return [part.tolist() for part in parts]
 
 
 def all_gather_objects(value: ValueT) -> list[ValueT]:
@@ -148,11 +163,13 @@ def barrier() -> None:
         dist.barrier()
 
 
-def create_long_group() -> None:
-    """Create the process group of `long_barrier`, once per job."""
-    global _long_group
+def create_cpu_groups(timeout: timedelta) -> None:
+    """Create the process groups of `long_barrier` and, for a job on GPUs, of `all_gather_ints`, once per job."""
+    global _long_group, _host_group
     if is_distributed() and _long_group is None:
         _long_group = dist.new_group(backend="gloo", timeout=LONG_TIMEOUT)
+        if dist.get_backend() != "gloo":
+            _host_group = dist.new_group(backend="gloo", timeout=timeout)
 
 
 def long_barrier() -> None:
@@ -169,8 +186,8 @@ def long_barrier() -> None:
 
 def destroy_process_groups() -> None:
     """Destroy all process groups; torch's threads must not outlive the interpreter."""
-    global _long_group
-    _long_group = None
+    global _long_group, _host_group
+    _long_group = _host_group = None
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 

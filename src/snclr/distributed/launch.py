@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed does not export them to mypy
 
-from snclr.distributed.collectives import create_long_group, destroy_process_groups, rank_and_size
+from snclr.distributed.collectives import create_cpu_groups, destroy_process_groups, rank_and_size
 from snclr.distributed.environment import ResolvedEnvironment, resolve_environment, unused_slurm_tasks
 from snclr.errors import UserError, first_line
 from snclr.runtime.device import pick_device
@@ -77,7 +77,7 @@ def launch(
         atexit.unregister(destroy_process_groups)  # register once, even if a program launches several jobs
         atexit.register(destroy_process_groups)
     _connect(fabric, env, timeout)
-    create_long_group()
+    create_cpu_groups(timedelta(seconds=timeout))
     if batch_size is not None:
         check_batch_size(batch_size, fabric.world_size)
     return fabric

@@ -23,7 +23,6 @@ from snclr.distributed.collectives import all_gather
 from snclr.methods.base import MomentumMethod, StepOutput
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.heads import mlp
-from snclr.methods.common.kernels import matching_pairs
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MoCoV2Config
 
@@ -50,8 +49,7 @@ class MoCoV2(MomentumMethod):
         with autocast_disabled(q):
             q, k = l2_normalize(q), l2_normalize(k)
             negatives = self.queue.candidates.to(q.dtype)
-            own_image_pairs = matching_pairs(ids.to(self.queue.ids), self.queue.ids[: len(self.queue)])
-            loss = queue_loss(q, k, negatives, own_image_pairs, tau=self.config.temperature)
+            loss = queue_loss(q, k, negatives, self.queue.own_entries(ids), tau=self.config.temperature)
         self._to_push = all_gather(k), all_gather(ids)
         return StepOutput(loss=loss, features=k)
 

@@ -51,9 +51,10 @@ class NNCLR(Method):
         with autocast_disabled(projections[0]):
             y1, y2 = (l2_normalize(y.detach()) for y in projections)
             z1, z2 = (l2_normalize(z) for z in predictions)
-            neighbors = self.queue.search(y1, 1, ids)
+            own = self.queue.own_entries(ids)
+            neighbors = self.queue.search(y1, 1, exclude=own)
             loss_12 = neighbor_loss(self._nearest(y1, neighbors), z2, tau=tau)
-            loss_21 = neighbor_loss(self._nearest(y2, self.queue.search(y2, 1, ids)), z1, tau=tau)
+            loss_21 = neighbor_loss(self._nearest(y2, self.queue.search(y2, 1, exclude=own)), z1, tau=tau)
         self._to_push = all_gather(y1), all_gather(ids)
         neighbor_ids, neighbor_ages = self.queue.ids_and_ages(neighbors)
         return StepOutput(

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from snclr.errors import UserError
 
@@ -33,6 +34,18 @@ def pick_device(device: str) -> str:
     if device.removesuffix(":0") in available:  # mps:0 is mps, cpu:0 is cpu
         return device.removesuffix(":0")
     raise UserError(f"there is no device {device!r} on this machine; choose auto or one of {', '.join(available)}")
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Copy a CPU tensor to a device without waiting for the copy; for a CUDA device through pinned memory.
+
+    >>> to_device(torch.ones(2), "cpu")
+    tensor([1., 1.])
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 @contextlib.contextmanager

@@ -94,11 +94,9 @@ class PretrainTask(LoaderTask):
         output = self.wrapped(batch.views, batch.ids, epoch=batch.epoch, labels=batch.labels)
         self.fabric.backward(output.loss)
         max_norm = math.inf if config.clip_gradient is None else config.clip_gradient
-        gradient_norm = float(
-            self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
-        )
-        loss = check_finite(
-            batch.step, output.loss, batch.ids.tolist(), gradient_norm=gradient_norm, report=self.run.nonfinite,
+        norm = self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
+        loss, gradient_norm = check_finite(
+            batch.step, output.loss, batch.ids, gradient_norm=norm, report=self.run.nonfinite,
             check_gradient=config.precision != "16",  # the loss scaler skips steps that overflow
             advice=NONFINITE_ADVICE,
         )  # fmt: skip

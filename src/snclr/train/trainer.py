@@ -24,7 +24,7 @@ from snclr.checkpoint import state
 from snclr.checkpoint.format import Checkpoint, latest_checkpoint, save_checkpoint
 from snclr.data.loader import Batch, Skip, ViewLoader
 from snclr.distributed.collectives import (
-    all_gather,
+    all_gather_ints,
     all_gather_objects,
     all_reduce_sum,
     barrier,
@@ -216,9 +216,9 @@ class Trainer(Generic[BatchT]):
         new_skips = self.task.new_skips()
         save_due = self.save_every is None and time.monotonic() - self._saved_at >= SAVE_SECONDS
         local_status = [int(self.stop.requested or 0), int(error is not None), len(new_skips), int(save_due)]
-        statuses = all_gather(torch.tensor([local_status], device=self.device))  # (world size, 4)
-        signal, any_failed, max_new_skips, _ = statuses.amax(dim=0).tolist()
-        rank_0_saves = bool(statuses[0, 3])  # clocks differ between ranks
+        statuses = all_gather_ints(local_status)  # of every rank
+        signal, any_failed, max_new_skips, _ = (max(values) for values in zip(*statuses, strict=True))
+        rank_0_saves = bool(statuses[0][3])  # clocks differ between ranks
         if any_failed:
             raise_error_on_all_ranks(error)
         if max_new_skips:
@@ -292,18 +292,21 @@ def load_latest_checkpoint(
 
 
 def check_finite(
-    step: int, loss: Tensor, ids: list[int], *, report: Path, advice: str, gradient_norm: float = 0.0,
-    check_gradient: bool = True,
-) -> Tensor:  # fmt: skip
-    """Return the mean loss over ranks; raise UserError on all ranks if a loss, or the gradient, is not finite.
+    step: int, loss: Tensor, ids: Tensor | list[int], *, report: Path, advice: str,
+    gradient_norm: Tensor | None = None, check_gradient: bool = True,
+) -> tuple[Tensor, float]:  # fmt: skip
+    """Return the mean loss over ranks and the gradient norm; raise UserError on all ranks if one is not finite.
 
-    Call it before the update: the weights stay as they were. The images of the step are written to `report`.
+    Call it before the update: the weights stay as they were. The images of the step are written to `report`. One
+    reduction and one wait for the device serve all checks.
     """
     local_loss = loss.detach().float()
     total = all_reduce_sum(torch.stack([(~local_loss.isfinite()).float(), local_loss]))
-    bad_losses = total[0].item()
-    if not bad_losses and (math.isfinite(gradient_norm) or not check_gradient):
-        return total[1] / rank_and_size()[1]
+    norm = torch.zeros_like(local_loss) if gradient_norm is None else gradient_norm
+    bad_losses, norm_value = torch.stack([total[0].to(norm.dtype), norm]).tolist()
+    if not bad_losses and (math.isfinite(norm_value) or not check_gradient):
+        return total[1] / rank_and_size()[1], norm_value
+    ids = ids.tolist() if isinstance(ids, Tensor) else ids
     gathered = list(enumerate(all_gather_objects((str(float(local_loss)), ids))))
     # A loss belongs to one rank's images. The gradient is a mean over ranks, so any image may be the cause.
     suspects = [(rank, part) for rank, part in gathered if not bad_losses or not math.isfinite(float(part[0]))]
@@ -311,7 +314,7 @@ def check_finite(
         record = {
             "step": step,
             "loss": suspects[0][1][0],
-            "gradient_norm": str(gradient_norm),
+            "gradient_norm": str(norm_value),
             "ranks": [rank for rank, _ in suspects],
             "ids": [image for _, (_, images) in suspects for image in images],
         }

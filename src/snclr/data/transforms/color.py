@@ -51,16 +51,40 @@ def solarize(x: Tensor) -> Tensor:
     return torch.where(x >= 0.5, 1 - x, x)
 
 
-def blur(x: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """Apply Gaussian blur with sigma (n,) in pixels and `kernel` (odd) taps, with reflection padding."""
+def blur_weights(sigma: Tensor, kernel: int, height: int, width: int) -> Tensor:
+    """Return the weights (n, reach + 1), float64, the center first, of sigma (n,) in pixels and `kernel` (odd) taps."""
     assert kernel % 2 == 1
-    reach = min(kernel // 2, x.shape[2] - 1, x.shape[3] - 1)  # reflection padding is limited to the image size
-    weights = torch.exp(-0.5 * (torch.arange(reach + 1) / sigma[:, None].cpu().double()) ** 2)
-    weights = (weights / (2 * weights.sum(1, keepdim=True) - weights[:, :1])).to(x)
-    # Chunks that fit the CPU cache make this three times as fast.
-    chunk = max(1, 2**20 // x[0].numel()) if x.device.type == "cpu" else len(x)
+    reach = min(kernel // 2, height - 1, width - 1)  # reflection padding is limited to the image size
+    weights = torch.exp(-0.5 * (torch.arange(reach + 1) / sigma[:, None].double()) ** 2)
+    return weights / (2 * weights.sum(1, keepdim=True) - weights[:, :1])
+
+
+def blur(x: Tensor, weights: Tensor) -> Tensor:
+    """Apply Gaussian blur with `blur_weights` (n, reach + 1) in the precision of x, with reflection padding."""
+    if x.device.type != "cpu":
+        return blur_by_products(x, weights)
+    chunk = max(1, 2**20 // x[0].numel())  # chunks that fit the CPU cache make this three times as fast
     parts = zip(torch.split(x, chunk), torch.split(weights, chunk), strict=True)
     return torch.cat([_convolve(_convolve(part, w, axis=3), w, axis=2) for part, w in parts])
+
+
+def blur_by_products(x: Tensor, weights: Tensor) -> Tensor:
+    """Compute `blur` as two matrix products: few kernels, for a GPU. It equals the sum over the taps up to rounding."""
+    rows, columns = (_band_matrix(weights, x.shape[axis]) for axis in (2, 3))
+    across = torch.bmm(x.flatten(1, 2), columns.mT).view(x.shape)
+    return torch.matmul(rows[:, None], across)
+
+
+def _band_matrix(weights: Tensor, size: int) -> Tensor:
+    """Return the matrices (n, size, size) of a convolution with symmetric weights (n, reach + 1) and reflection."""
+    reach = weights.shape[1] - 1
+    offset = torch.arange(-reach, reach + 1, device=weights.device)
+    place = (torch.arange(size, device=weights.device)[:, None] + offset).abs()
+    place = size - 1 - (size - 1 - place).abs()  # (size, taps)
+    shape = (len(weights), size, len(offset))
+    values = weights[:, offset.abs()][:, None].expand(shape)
+    matrices = weights.new_zeros(len(weights), size, size)
+    return matrices.scatter_add_(2, place.expand(shape), values.contiguous())
 
 
 def _convolve(x: Tensor, weights: Tensor, axis: int) -> Tensor:

@@ -23,7 +23,7 @@ from snclr.data.transforms import color, randaugment
 from snclr.data.transforms import crop as crops
 from snclr.data.transforms.rng import uniforms
 from snclr.errors import UserError
-from snclr.runtime.device import threads_for
+from snclr.runtime.device import threads_for, to_device
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -145,15 +145,26 @@ def crop_views(
 def color_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int, ids: Ids, view: int) -> Tensor:
     """Apply stage 2, uint8 (n, 3, S, S) → normalized float32 of the same shape, on the device of `images`."""
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS + (randaugment.NUMBERS if settings.randaugment else 0))
-    sigma, kernel = blur_widths(numbers[:, _SIGMA], images.shape[-1])
+    chosen = _chosen_rows(settings, numbers)
+    sigma, kernel = blur_widths(numbers[chosen["blur"], _SIGMA], images.shape[-1])
+    weights = color.blur_weights(sigma, kernel, images.shape[-2], images.shape[-1]).float()
+    factors = torch.from_numpy(_jitter_factors(settings, numbers)).float()  # (n, 4)
+    # Two copies for all row numbers and all parameters.
+    rows_t = to_device(torch.from_numpy(np.concatenate(list(chosen.values()))), images.device)
+    rows = dict(zip(chosen, torch.split(rows_t, [len(part) for part in chosen.values()]), strict=True))
+    table = to_device(torch.cat([factors.flatten(), weights.flatten()]), images.device)
+    factors = table[: factors.numel()].view(factors.shape)
+    weights = table[factors.numel() :].view(weights.shape)
     with threads_for(images.numel()):
         x = images.float().div_(255)
-        x = _jitter(x, settings, numbers)
+        for position, part in itertools.product(range(4), range(4)):
+            if f"{position}.{part}" in rows:
+                _change_(x, rows[f"{position}.{part}"], functools.partial(_distort, part, factors[:, part]))
         if settings.randaugment:
             x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment)
-        x = _where(numbers[:, _GRAY] < settings.grayscale, x, lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
-        x = _where(numbers[:, _BLUR] < settings.blur, x, lambda part, rows: color.blur(part, sigma[rows], kernel))
-        x = _where(numbers[:, _SOLARIZE] < settings.solarize, x, lambda part, _: color.solarize(part))
+        _change_(x, rows["gray"], lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
+        _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
+        _change_(x, rows["solarize"], lambda part, _: color.solarize(part))
         return _normalize_(x)
 
 
@@ -185,34 +196,48 @@ def _geometry(
     return crops.random_boxes(numbers[:, :_FLIP], height, width, area), numbers[:, _FLIP] < settings.flip
 
 
-def _jitter(x: Tensor, settings: ViewSettings, numbers: Floats) -> Tensor:
-    """Apply color jitter to the chosen images, each in its own order of operations."""
-    limits = np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
-    factors = (2 * numbers[:, _STRENGTHS] - 1) * limits + np.array([1, 1, 1, 0])
-    factors_t = torch.from_numpy(factors).to(torch.float32).to(x.device)  # (n, 4)
+def _jitter_limits(settings: ViewSettings) -> Floats:
+    return np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
+
+
+def _jitter_factors(settings: ViewSettings, numbers: Floats) -> Floats:
+    """Return the strength of brightness, contrast, saturation and hue of each image (n, 4)."""
+    factors: Floats = (2 * numbers[:, _STRENGTHS] - 1) * _jitter_limits(settings) + np.array([1, 1, 1, 0])
+    return factors
+
+
+def _chosen_rows(settings: ViewSettings, numbers: Floats) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the images that each transform changes: "1.3" is hue as the second operation of the color jitter."""
     jittered = numbers[:, _JITTER] < settings.jitter
     order = _ORDERS[(numbers[:, _ORDER] * len(_ORDERS)).astype(np.int64)]  # (n, 4): the operation at each position
-    for position in range(4):
-        for part, distort in enumerate((color.brightness, color.contrast, color.saturation, color.hue)):
-            if limits[part] > 0:
-                chosen = jittered & (order[:, position] == part)
-                x = _where(chosen, x, functools.partial(_distort, distort, factors_t[:, part]))
-    return x
+    limits = _jitter_limits(settings)
+    chosen = {
+        f"{position}.{part}": np.flatnonzero(jittered & (order[:, position] == part))
+        for position, part in itertools.product(range(4), range(4))
+        if limits[part] > 0
+    }
+    for name, number in (("gray", _GRAY), ("blur", _BLUR), ("solarize", _SOLARIZE)):
+        probability = settings.grayscale if name == "gray" else getattr(settings, name)
+        chosen[name] = np.flatnonzero(numbers[:, number] < probability)
+    return chosen
 
 
-def _distort(distort: Callable[[Tensor, Tensor], Tensor], factors: Tensor, images: Tensor, rows: Tensor) -> Tensor:
-    return distort(images, factors[rows.to(factors.device)])
+def _distort(part: int, factors: Tensor, images: Tensor, rows: Tensor) -> Tensor:
+    return (color.brightness, color.contrast, color.saturation, color.hue)[part](images, factors[rows])
 
 
-def _where(chosen: npt.NDArray[np.bool_], x: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Replace the chosen images of x in place by change(images, row numbers)."""
-    rows = torch.from_numpy(np.flatnonzero(chosen))
+def _change_(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Replace the images `rows` of x in place by change(images, rows)."""
     if len(rows):
-        on_device = rows.to(x.device)
-        x.index_copy_(0, on_device, change(x.index_select(0, on_device), rows))
-    return x
+        x.index_copy_(0, rows, change(x.index_select(0, rows), rows))
+
+
+@functools.lru_cache(maxsize=4)
+def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+    return mean, std
 
 
 def _normalize_(x: Tensor) -> Tensor:
-    mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in (MEAN, STD))
+    mean, std = _mean_and_std(x.device)
     return x.sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""Exact top-k and log-sum-exp without a full similarity matrix in memory, and pairs of equal ids.
+"""Exact top-k and log-sum-exp without a full similarity matrix in memory, pairs of equal ids, and counts.
 
 `topk` works on blocks of rows (about 128 MB), `logsumexp` on tiles of rows and keys (8 MB). Up to rounding they equal
 the plain expression in their docstring.
@@ -57,12 +57,23 @@ def topk(
         similarity = buffer[: stop - start]
         torch.mm(queries[start:stop], keys_t, out=similarity[:, :m])
         if exclude is not None:
-            first, last = torch.searchsorted(exclude[0], exclude[0].new_tensor([start, stop])).tolist()
-            similarity[exclude[0][first:last] - start, exclude[1][first:last]] = -torch.inf
+            _leave_out_pairs_(similarity, exclude[0] - start, exclude[1])
         top_values, top_index = _topk_of_rows(similarity, min(k, m), block)
         values[start:stop, : top_values.shape[1]] = top_values
         index[start:stop, : top_values.shape[1]] = top_index.masked_fill_(top_values == -torch.inf, -1)
     return values, index
+
+
+def _leave_out_pairs_(similarity: Tensor, rows: Tensor, keys: Tensor) -> None:
+    """Set the entries (row, key) to -inf in place, without those whose row is outside.
+
+    Selecting the pairs inside would make the host wait for their number. Those outside take the minimum of some entry
+    and +inf instead, which has no effect.
+    """
+    inside = (rows >= 0) & (rows < similarity.shape[0])
+    place = torch.where(inside, rows * similarity.stride(0) + keys, 0)
+    bound = torch.where(inside, -torch.inf, torch.inf).to(similarity.dtype)
+    similarity.view(-1).scatter_reduce_(0, place, bound, "amin")
 
 
 def _topk_of_rows(similarity: Tensor, k: int, block: int) -> tuple[Tensor, Tensor]:
@@ -93,6 +104,17 @@ def matching_pairs(query_ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor]:
     return rows, order[first[rows] + offset]
 
 
+def count_entries(index: Tensor, length: int) -> Tensor:
+    """Return how often each of `length` entries is in `index`; -1 is none. Unlike `bincount`, the host does not wait.
+
+    >>> count_entries(torch.tensor([[0, 2], [2, -1]]), 4)
+    tensor([1, 0, 2, 0])
+    """
+    entries = index.flatten()
+    counts = torch.zeros(length + 1, dtype=torch.int64, device=index.device)
+    return counts.scatter_add_(0, torch.where(entries < 0, length, entries), torch.ones_like(entries))[:length]
+
+
 @dataclass(frozen=True)
 class Keys:
     """Keys for `logsumexp`: `keys[index]` (default all), each counted `count` times, without gradient."""
@@ -114,8 +136,9 @@ class Keys:
         """Set the logits of `exclude` to -inf in a tile (n, T) that starts at key `start`."""
         if self.exclude is not None:
             position = self.exclude[rows] - start
-            row, entry = ((position >= 0) & (position < logits.shape[1])).nonzero(as_tuple=True)
-            logits[row, position[row, entry]] = -torch.inf
+            inside = (position >= 0) & (position < logits.shape[1])
+            bound = torch.where(inside, -torch.inf, torch.inf).to(logits.dtype)  # +inf has no effect
+            logits.scatter_reduce_(1, torch.where(inside, position, 0), bound, "amin")
 
 
 def logsumexp(z: Tensor, key_sets: Sequence[Keys], tau: float) -> Tensor:

@@ -15,6 +15,9 @@ from snclr.errors import UserError
 from snclr.methods.common import kernels
 from snclr.methods.common.features import l2_normalize
 
+Pairs = tuple[Tensor, Tensor]
+"""Rows and candidates (P,) each."""
+
 
 @dataclass(frozen=True)
 class Neighbors:
@@ -31,13 +34,14 @@ class Neighbors:
 
 @torch.no_grad()
 def nearest_neighbors(
-    y2: Tensor, candidates: Tensor, k: int, *, ids: Tensor | None = None, candidate_ids: Tensor | None = None
-) -> Neighbors:
+    y2: Tensor, candidates: Tensor, k: int, *, ids: Tensor | None = None, candidate_ids: Tensor | None = None,
+    exclude: Pairs | None = None,
+) -> Neighbors:  # fmt: skip
     """Return the k candidates (Q, D) with the largest cosine to each row of y2 (N, D), both normalized (Eq. 3).
 
-    A candidate whose id in `candidate_ids` (Q,) equals the row's id in `ids` (N,) is excluded.
+    A candidate whose id in `candidate_ids` (Q,) equals the row's id in `ids` (N,) is excluded, and so are the pairs
+    (row, candidate) of `exclude`.
     """
-    exclude = None
     if ids is not None and candidate_ids is not None:
         exclude = kernels.matching_pairs(ids.to(candidate_ids), candidate_ids)
     similarity, index = kernels.topk(y2, candidates, k, exclude=exclude)
@@ -124,17 +128,27 @@ class NeighborQueue(nn.Module):
         self.pushes += 1
 
     @torch.no_grad()
-    def search(self, query: Tensor, k: int, ids: Tensor | None = None, *, unique: bool = False) -> Neighbors:
+    def search(
+        self, query: Tensor, k: int, ids: Tensor | None = None, *, unique: bool = False, exclude: Pairs | None = None
+    ) -> Neighbors:
         """Return the k nearest entries of each query (N, D) (Eq. 3), excluding those of its own image in `ids` (N,).
 
-        With `unique`, an image is found at most once, by its newest entry.
+        With `unique`, an image is found at most once, by its newest entry. `exclude` is `own_entries(ids)` and replaces
+        `ids`, for several searches with the same ids.
         """
         candidates, candidate_ids = self.search_candidates, self.ids[: self._size]
+        if exclude is not None:
+            assert not unique, "give ids"
+            return nearest_neighbors(query, candidates, k, exclude=exclude)
         if not unique or self._size == 0:
             return nearest_neighbors(query, candidates, k, ids=ids, candidate_ids=candidate_ids)
         rows = self.newest()
         found = nearest_neighbors(query, candidates[rows], k, ids=ids, candidate_ids=candidate_ids[rows])
         return Neighbors(rows[found.index.clamp(min=0)].where(found.mask, -1), found.similarity)
+
+    def own_entries(self, ids: Tensor) -> Pairs:
+        """Return the pairs (row of `ids`, entry) of the same image, ordered by row. The host waits for their number."""
+        return kernels.matching_pairs(ids.to(self.ids), self.ids[: self._size])
 
     def newest(self) -> Tensor:
         """Return the rows of the newest entry of each image, in ascending order."""

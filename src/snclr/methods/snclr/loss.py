@@ -27,7 +27,7 @@ from snclr.methods.common import kernels
 from snclr.methods.common.contrastive import reduce_rows
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.kernels import Keys
-from snclr.methods.common.queue import NeighborQueue, Neighbors
+from snclr.methods.common.queue import NeighborQueue, Neighbors, Pairs
 from snclr.methods.config import LossForm, Sides, SoftNeighborConfig
 from snclr.runtime.settings import current_name
 
@@ -143,8 +143,8 @@ def neighbor_logits(
         return NeighborLogits(positive_logit, neighbor_logit, mask.to(z1.dtype), denominator, batch_logsumexp.detach())
 
     # A neighbor of several images is computed once and counted.
-    count = torch.bincount(batch_index[batch_index >= 0].flatten(), minlength=len(candidates))
-    selected = count.nonzero().squeeze(1)
+    count = kernels.count_entries(batch_index, len(candidates))
+    selected = count.nonzero().squeeze(1)  # the one wait for the device in a direction
     position = torch.full_like(count, -1).index_copy_(0, selected, torch.arange(len(selected), device=selected.device))
     all_neighbors = Keys(candidates, selected, count[selected])
     other_neighbors = Keys(candidates, selected, count[selected], exclude=position[index.clamp(min=0)].where(mask, -1))
@@ -301,11 +301,14 @@ class SoftNeighborLoss(nn.Module):
                 loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
         return SoftNeighborOutput(loss * 2 * c.temperature if c.times_2tau else loss, neighbors, w.detach(), pulled)
 
-    def search(self, query: Tensor, ids: Tensor) -> Neighbors:
-        """Return the K nearest entries of the queue for each feature (N, D) of images `ids` (N,) (Eq. 3)."""
+    def search(self, query: Tensor, ids: Tensor, *, own_entries: Pairs | None = None) -> Neighbors:
+        """Return the K nearest entries of the queue for each feature (N, D) of images `ids` (N,) (Eq. 3).
+
+        `own_entries` is `queue.own_entries(ids)` if it is known, for a search without unique neighbors.
+        """
         with autocast_disabled(query):
-            unique = self.config.unique_neighbors
-            return self.queue.search(l2_normalize(query), self.config.neighbors, ids, unique=unique)
+            options = {"unique": self.config.unique_neighbors, "exclude": own_entries}
+            return self.queue.search(l2_normalize(query), self.config.neighbors, ids, **options)
 
     def positiveness(
         self, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"] | None = None

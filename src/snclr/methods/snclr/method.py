@@ -60,7 +60,8 @@ class SNCLR(MomentumMethod):
         if c.search_view == "plain":
             found = [self.criterion.search(search[2], ids)] * 2
         else:
-            found = [self.criterion.search(search[b], ids) for b in (1, 0)]
+            own = None if c.unique_neighbors else self.queue.own_entries(ids)
+            found = [self.criterion.search(search[b], ids, own_entries=own) for b in (1, 0)]
         one_to_two, two_to_one = (
             self.criterion(
                 online[a], predicted[a], target[b], ids, neighbors=found[a],

@@ -1,0 +1,126 @@
+"""Three training steps of every method on the pretended GPU; prints what was counted in the last as one JSON object.
+
+python -m tests.device.steps WORLD_SIZE
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from snclr.methods.config import METHODS
+from snclr.runtime.stop import StopFlag
+from snclr.train.build import build_task
+from snclr.train.config import resolve
+from snclr.train.pretrain_task import PretrainTask
+from snclr.train.trainer import Trainer
+from tests.helpers.pretended_gpu import NAME, PretendedGpu
+
+SMALL = {
+    "data": "demo", "out": "unused", "recipe": "demo", "encoder": "resnet10-tiny", "image_size": 16, "batch_size": 32,
+    "hidden": 32, "dim": 16, "workers": 0, "accelerator": "cpu", "compile": False,
+}  # fmt: skip
+PARTS = ("batch", "step", "metrics")
+STEPS = 3
+
+
+class PretendedFabric:
+    """What a task uses of Fabric, for one rank on the pretended device; gradients are not reduced."""
+
+    device = torch.device(f"{NAME}:0")
+    global_rank = 0
+    is_global_zero = True
+
+    def __init__(self, world_size: int, autocast: bool = False) -> None:
+        self.world_size = world_size
+        self.strategy = self
+        self.precision = self
+        self._autocast = autocast
+
+    def setup(self, module: Any, optimizer: Any) -> tuple[Any, Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(NAME, dtype=torch.bfloat16) if self._autocast else nullcontext():
+                return module(*args, **kwargs)
+
+        forward.module = module  # type: ignore[attr-defined]
+        return forward, optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip_gradients(self, forward: Any, optimizer: Any, max_norm: float, **options: Any) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(forward.module.parameters(), max_norm, **options)
+
+
+def run_method(name: str, world_size: int) -> dict[str, Any]:
+    """Return the counts of the last of three steps: host waits by part and line, kernels, collectives, dtypes."""
+    config = resolve({k: v for k, v in {**SMALL, "method": name}.items() if k in settings_of(name)})
+    counts: dict[str, collections.Counter[str]] = {}
+    with PretendedGpu() as gpu, StopFlag() as stop:
+        task: PretrainTask = build_task(config, PretendedFabric(world_size, autocast=True))
+        task.progress = SilentProgress()  # type: ignore[assignment]
+        trainer = Trainer(task=task, description=name, checkpoints=None, stop=stop, device=NAME, save_every=10)
+        batches = task.batches(0)
+        for step in range(STEPS):
+            gpu.reset()
+            batch = trainer._next_batch(batches, step, first=step == 0)
+            counts["batch"] = lines(gpu)
+            gpu.reset()
+            output, lr, norm = task.training_step(batch)
+            counts["step"] = lines(gpu)
+            kernels, collectives = gpu.kernels, dict(gpu.collectives)
+            dtypes = {op: sorted(str(d) for d in found) for op, found in gpu.dtypes.items()}
+            gpu.reset()
+            values = task._measure(batch, output, lr, norm)
+            counts["metrics"] = lines(gpu)
+        parameters = sorted({str(p.device.type) for p in task.module.parameters()} | {str(output.loss.device.type)})
+    assert values["loss"] == values["loss"]
+    return {
+        "waits": {part: sum(counts[part].values()) for part in PARTS}, "lines": counts, "kernels": kernels,
+        "collectives": collectives, "dtypes": dtypes, "loss_dtype": str(output.loss.dtype), "devices": parameters,
+    }  # fmt: skip
+
+
+def settings_of(method: str) -> set[str]:
+    return {
+        "data",
+        "out",
+        "recipe",
+        "encoder",
+        "image_size",
+        "batch_size",
+        "workers",
+        "accelerator",
+        "compile",
+        "method",
+    } | (METHODS[method].setting_names() & SMALL.keys())
+
+
+def lines(gpu: PretendedGpu) -> collections.Counter[str]:
+    return collections.Counter({f"{what} at {line}": count for (what, line), count in sorted(gpu.waits.items())})
+
+
+class SilentProgress:
+    """A progress bar that shows nothing."""
+
+    def say(self, text: str) -> None:
+        pass
+
+
+def main(world_size: int) -> None:
+    torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)  # the backward pass has to see the dispatch mode
+    if world_size > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    print(json.dumps({name: run_method(name, world_size) for name in METHODS}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
