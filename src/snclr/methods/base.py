@@ -50,15 +50,17 @@ class Method(nn.Module):
     def build_projector(self, num_features: int) -> nn.Module:
         """Return the projector, (N, num_features) → (N, dim)."""
         c = self.config
-        final_bn, final_bias = getattr(c, "final_bn", False), getattr(c, "final_bias", True)
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, final_bn=final_bn, final_bias=final_bias)
+        end = {name: getattr(c, name) for name in ("final_bn", "final_scale", "final_bias") if hasattr(c, name)}
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, **end)
 
     def build_predictor(self) -> nn.Module | None:
         """Return the predictor, (N, dim) → (N, dim), or None for a method without one."""
         c = self.config
         if "predictor_layers" not in c.setting_names():
             return None
-        return mlp(c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.final_bn, final_bias=c.final_bias)
+        return mlp(
+            c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.predictor_final_bn, final_bias=c.final_bias
+        )
 
     @property
     def encoders(self) -> list[nn.Module]:

@@ -3,7 +3,7 @@
 All settings are in this one module, and it does not import torch: `snclr pretrain --help` lists every method's settings
 and starts faster without torch. `implementation` names the class that takes the config.
 
-The defaults of a method are its own paper's values. Fields with the same name mean the same in every method; the
+The defaults of a method are its own paper's values for ResNets; `paper_settings.py` has those that depend on the run. Fields with the same name mean the same in every method; the
 docstring below the first is the help text of the flag.
 """
 
@@ -67,7 +67,9 @@ class FinalNormConfig(ProjectorConfig):
     """A projector that may end with a batch norm."""
 
     final_bn: bool = False
-    """End the projector with a batch norm, and the predictor too (not in nnclr and simsiam)."""
+    """End the projector with a batch norm."""
+    final_bias: bool = True
+    """Give the last linear layer of projector and predictor a bias; a final batch norm replaces it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,8 @@ class PredictorConfig(FinalNormConfig):
 
     predictor_layers: NonNegativeInt = 2
     """Linear layers of the predictor; 0: no predictor."""
-    final_bias: bool = True
-    """Give the last linear layer of projector and predictor a bias; a final batch norm replaces it."""
+    predictor_final_bn: bool = False
+    """End the predictor with a batch norm (not in nnclr and simsiam)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +182,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "released": {
         "loss_form": "outside", "attention_gradient": True, "times_2tau": True, "projector_layers": 3, "final_bn": True,
-        "momentum_schedule": "cosine",
+        "predictor_final_bn": True, "momentum_schedule": "cosine",
     },
 }  # fmt: skip
 """The settings behind each value of `SNCLRConfig.preset`."""
@@ -193,6 +195,9 @@ class SimCLRConfig(FinalNormConfig):
     implementation = "snclr.methods.simclr:SimCLR"
     hidden: Count = 2048
     dim: AtLeastTwo = 128
+    final_bn: bool = True
+    final_scale: bool = True
+    """Give the final batch norm of the projector a learned scale; it has no shift."""
     temperature: Positive = 0.1
 
 
@@ -213,9 +218,9 @@ class MoCoV3Config(MomentumConfig, PredictorConfig):
     """An Empirical Study of Training Self-Supervised Vision Transformers (ICCV 2021), Eq. 1 and Algorithm 1."""
 
     implementation = "snclr.methods.mocov3:MoCoV3"
-    projector_layers: Count = 3
     final_bn: bool = True
-    temperature: Positive = 0.2
+    final_bias: bool = False
+    temperature: Positive = 1.0
     times_2tau: bool = True
     momentum_schedule: MomentumSchedule = "cosine"
 
@@ -272,8 +277,9 @@ class BarlowTwinsConfig(FinalNormConfig):
     hidden: Count = 8192
     dim: AtLeastTwo = 8192
     projector_layers: Count = 3
-    redundancy_weight: NonNegative = 0.005
-    """Weight λ of the redundancy term."""
+    final_bias: bool = False
+    redundancy_weight: NonNegative | Literal["auto"] = "auto"
+    """Weight λ of the redundancy term; auto: 0.0051 × 8192 / dim, so that both terms keep their ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
