@@ -62,7 +62,7 @@ def measure(form: str, n: int, k: int, q: int, d: int, repeats: int) -> dict[str
     y1, z1, y2, queue = inputs(n, q, d)
     z1.requires_grad_()
     if form == "bound":
-        from snclr.methods.snclr.queue import nearest_neighbors
+        from snclr.methods.common.queue import nearest_neighbors
 
         used = len(set(nearest_neighbors(y2, queue, k).index.flatten().tolist())) + n
         return {"seconds": best(lambda: products(y2, queue, used), repeats), "used": used}

@@ -92,7 +92,7 @@ def measure_rates(networks: list[Network]) -> dict[str, float]:
     """Measure operations per second on this CPU: matrix product, search, loss, encoder."""
     import timm
 
-    from snclr.methods.snclr.kernels import Keys, logsumexp, topk
+    from snclr.methods.common.kernels import Keys, logsumexp, topk
 
     load, generator = os.getloadavg()[0], torch.Generator().manual_seed(0)
     queue = F.normalize(torch.randn(QUEUE, DIM, generator=generator), dim=1)

@@ -13,17 +13,17 @@ from .api.retrieval import embed as embed, explain as explain, neighbors as neig
 from .checkpoint.encoder_file import load_encoder as load_encoder
 from .data.datasets.base import open_dataset as open_dataset
 from .errors import UserError as UserError
-from .methods.config import SoftNeighborConfig as SoftNeighborConfig
-from .methods.snclr.loss import (
-    SoftNeighborLoss as SoftNeighborLoss,
-    contrastive_loss as contrastive_loss,
-    positiveness as positiveness,
-    soft_neighbor_loss as soft_neighbor_loss,
-)
-from .methods.snclr.queue import (
+from .methods.common.contrastive import contrastive_loss as contrastive_loss
+from .methods.common.queue import (
     NeighborQueue as NeighborQueue,
     Neighbors as Neighbors,
     nearest_neighbors as nearest_neighbors,
+)
+from .methods.config import SoftNeighborConfig as SoftNeighborConfig
+from .methods.snclr.loss import (
+    SoftNeighborLoss as SoftNeighborLoss,
+    positiveness as positiveness,
+    soft_neighbor_loss as soft_neighbor_loss,
 )
 from .models.encoders import build_encoder as build_encoder, resolve_encoder as resolve_encoder
 from .runtime.stop import StopRequested as StopRequested

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snclr.cli.main import parse
-from snclr.methods.snclr.queue import NeighborQueue
+from snclr.methods.common.queue import NeighborQueue
 from snclr.train.config import all_settings, resolve
 
 ROOT = Path(__file__).parents[2]

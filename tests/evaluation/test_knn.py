@@ -10,7 +10,7 @@ from torch import Tensor
 
 from snclr.errors import UserError
 from snclr.evaluation.knn import knn
-from snclr.methods.snclr import kernels as streaming
+from snclr.methods.common import kernels
 
 
 def made_up(n: int, m: int, dim: int, classes: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -67,7 +67,7 @@ def test_unlabeled_rows_are_left_out() -> None:
 def test_block_sizes_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = made_up(300, 90, 8, 6, seed=3)
     whole = knn(*sets, k=20)
-    monkeypatch.setattr(streaming, "_TOPK_BUFFER", 300 * 16)
+    monkeypatch.setattr(kernels, "_TOPK_BUFFER", 300 * 16)
     monkeypatch.setattr("snclr.evaluation.knn._VOTE_ROWS", 7)
     assert torch.equal(knn(*sets, k=20).predictions, whole.predictions)
     assert knn(*sets, k=20).top5 == whole.top5

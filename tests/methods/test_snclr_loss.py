@@ -6,17 +6,17 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from snclr.methods.common import kernels
+from snclr.methods.common.contrastive import contrastive_loss
+from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.config import SoftNeighborConfig
-from snclr.methods.snclr import kernels
 from snclr.methods.snclr.loss import (
     FORMS,
     SIDES,
     SoftNeighborLoss,
-    contrastive_loss,
     positiveness,
     soft_neighbor_loss,
 )
-from snclr.methods.snclr.queue import nearest_neighbors
 from tests.methods import naive
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}

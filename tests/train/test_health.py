@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from snclr.methods.base import StepOutput
-from snclr.methods.snclr.queue import NeighborQueue
+from snclr.methods.common.queue import NeighborQueue
 from snclr.train.health import (
     collapsed,
     effective_rank,

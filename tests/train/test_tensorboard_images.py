@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from snclr.data.datasets.base import ArrayDataset
-from snclr.methods.snclr.queue import NeighborQueue
+from snclr.methods.common.queue import NeighborQueue
 from snclr.train.tensorboard_images import TILE, neighbor_grid
 from tests.helpers.tiny_run import train, write_images
 from tests.train.test_metrics import events

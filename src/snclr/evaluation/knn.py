@@ -26,7 +26,7 @@ from snclr.evaluation.scoring import (
 )
 from snclr.evaluation.session import Session, open_target
 from snclr.evaluation.state import EvalState, requested_stop
-from snclr.methods.snclr import kernels as streaming
+from snclr.methods.common import kernels
 from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.trainer import SAVE_SECONDS
@@ -109,7 +109,7 @@ def knn(
     train_unit, train_classes, truth = train_unit.to(device), keys.labels.cpu(), queries.labels.cpu()
 
     def vote(rows: slice) -> Tensor:
-        cosine, index = streaming.topk(test_unit[rows].to(device), train_unit, k)
+        cosine, index = kernels.topk(test_unit[rows].to(device), train_unit, k)
         return _vote(cosine.cpu(), train_classes[index.cpu()], truth[rows], temperature)
 
     ranks, predictions = _vote_in_blocks(vote, len(truth), device, state, stop, quiet=quiet).unbind(dim=1)

@@ -43,8 +43,8 @@ from snclr.evaluation.retrieval.results import ExplainedTerm
 from snclr.evaluation.retrieval.space import weigh_as_trained, weigh_by_cosine
 from snclr.evaluation.session import Session, data_of
 from snclr.io.jsonl import read_jsonl
+from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
-from snclr.methods.snclr.queue import nearest_neighbors
 from snclr.models.encoders import EncoderSpec, build_encoder
 from snclr.recipes import RECIPES
 from snclr.reports.curves import METRICS

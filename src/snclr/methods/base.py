@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from snclr.methods.common.ema import ema_update, momentum_at, momentum_copy
 from snclr.methods.common.heads import mlp
+from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MethodConfig, QueueConfig
-from snclr.methods.snclr.queue import NeighborQueue
 
 
 class StepOutput(NamedTuple):

@@ -23,9 +23,9 @@ from snclr.distributed.collectives import all_gather
 from snclr.methods.base import MomentumMethod, StepOutput
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.heads import mlp
+from snclr.methods.common.kernels import matching_pairs
+from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MoCoV2Config
-from snclr.methods.snclr.kernels import matching_pairs
-from snclr.methods.snclr.queue import NeighborQueue
 
 
 class MoCoV2(MomentumMethod):

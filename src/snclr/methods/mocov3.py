@@ -18,9 +18,9 @@ from torch import Tensor
 
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.common.contrastive import contrastive_loss
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.config import MoCoV3Config
-from snclr.methods.snclr.loss import contrastive_loss
 
 
 class MoCoV3(MomentumMethod):

@@ -24,8 +24,8 @@ from snclr.distributed.collectives import all_gather, rank_and_size
 from snclr.methods.base import Method, StepOutput
 from snclr.methods.common.features import all_gather_with_gradient, autocast_disabled, l2_normalize
 from snclr.methods.common.heads import mlp
+from snclr.methods.common.queue import NeighborQueue, Neighbors
 from snclr.methods.config import NNCLRConfig
-from snclr.methods.snclr.queue import NeighborQueue, Neighbors
 
 
 class NNCLR(Method):

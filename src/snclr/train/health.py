@@ -12,7 +12,7 @@ from torch import Tensor
 
 from snclr.methods.base import StepOutput
 from snclr.methods.common.features import at_least_float32
-from snclr.methods.snclr.queue import NeighborQueue, nearest_neighbors
+from snclr.methods.common.queue import NeighborQueue, nearest_neighbors
 
 KNN_TEMPERATURE = 0.07
 PURITY = "share of neighbors with the image's class"

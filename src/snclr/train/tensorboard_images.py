@@ -13,7 +13,7 @@ from torch import Tensor
 from snclr.data.datasets.base import ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.io.atomic import write_atomic
-from snclr.methods.snclr.queue import NeighborQueue
+from snclr.methods.common.queue import NeighborQueue
 
 TILE = 64
 """Pixels of an image in the grid."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, Report
-from snclr.methods.snclr import kernels
+from snclr.methods.common import kernels
 
 VOTE_TEMPERATURE = 0.07
 """Weights of the vote are exp(cosine / temperature), as in the kNN evaluation."""

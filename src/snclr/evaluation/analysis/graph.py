@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snclr.methods.snclr import kernels
+from snclr.methods.common import kernels
 
 _ROWS = 1024
 Report = Callable[[int, int], None]

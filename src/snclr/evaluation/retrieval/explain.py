@@ -24,8 +24,8 @@ from snclr.evaluation.features import extract_features
 from snclr.evaluation.retrieval.gallery import Gallery, label_of, open_queries, training_images
 from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.space import weigh_as_trained
+from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, neighbor_logits, weighted_loss
-from snclr.methods.snclr.queue import nearest_neighbors
 from snclr.runtime.device import pick_device
 from snclr.train.saved_run import load_trained_method
 

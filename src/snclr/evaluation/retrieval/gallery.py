@@ -30,7 +30,7 @@ from snclr.evaluation.retrieval.index import Hits, find_similar
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, weigh_by_cosine
 from snclr.evaluation.session import Session, data_of
-from snclr.methods.snclr.queue import NeighborQueue
+from snclr.methods.common.queue import NeighborQueue
 from snclr.train.health import PURITY_OF_CENTER_CROPS, PURITY_OF_QUEUE
 
 _ROWS = 1024  # queries weighted at once: their neighbors' features are (rows, K, D)

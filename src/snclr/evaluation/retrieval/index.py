@@ -14,7 +14,7 @@ from torch import Tensor
 
 from snclr.errors import UserError, count
 from snclr.evaluation.scoring import check_widths
-from snclr.methods.snclr import kernels as streaming
+from snclr.methods.common import kernels
 
 INDICES = ("auto", "exact", "faiss")
 FAISS_FROM = 100_000
@@ -56,10 +56,10 @@ def find_similar(
     q, c = F.normalize(queries.float(), dim=1), F.normalize(gallery.float(), dim=1)
     same = None
     if query_ids is not None and gallery_ids is not None:
-        same = streaming.matching_pairs(query_ids, gallery_ids)
+        same = kernels.matching_pairs(query_ids, gallery_ids)
     if choose_index(index, len(q), len(c)) == "faiss":
         return _search_faiss(q, c, k, same)
-    cosine, positions = streaming.topk(q, c, k, exclude=same)
+    cosine, positions = kernels.topk(q, c, k, exclude=same)
     return Hits(cosine, positions, f"exact over {count(len(c), 'image')}", None)
 
 
@@ -107,7 +107,7 @@ def _search_faiss(q: Tensor, c: Tensor, k: int, same: Pairs | None) -> Hits:
     extra = 0 if same is None or len(same[0]) == 0 else int(torch.bincount(same[0]).max())  # removed again below
     sample = torch.arange(0, len(q), -(-len(q) // _SAMPLE))
     pairs = None if same is None else _pairs_of(same, sample)
-    truth = streaming.topk(q[sample], c, k, exclude=pairs)[1]
+    truth = kernels.topk(q[sample], c, k, exclude=pairs)[1]
     ivf.nprobe = max(1, lists // 64)
     while True:
         recall = _recall(_search(ivf, q[sample], k, extra, pairs)[1], truth)

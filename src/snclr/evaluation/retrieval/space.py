@@ -16,8 +16,8 @@ from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
 from snclr.evaluation.session import Session, run_encoder
+from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
-from snclr.methods.snclr.queue import NeighborQueue
 from snclr.train.saved_run import load_trained_method
 
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]

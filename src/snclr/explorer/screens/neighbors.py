@@ -12,7 +12,7 @@ from torch import Tensor
 from snclr.errors import UserError
 from snclr.explorer.opened import Explorer, ImageRef
 from snclr.explorer.run_data import Matrix, Network, OpenedRun, Space
-from snclr.methods.snclr import kernels
+from snclr.methods.common import kernels
 
 MAX_K = 200
 

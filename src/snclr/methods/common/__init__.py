@@ -1,1 +1,1 @@
-"""Components that several methods share: heads, EMA, operations on features."""
+"""Components that several methods share: queue, exact top-k and log-sum-exp, heads, EMA, operations on features."""

@@ -1,1 +1,1 @@
-"""SNCLR: method, loss, queue and kernels."""
+"""SNCLR: method and loss."""

@@ -1,4 +1,4 @@
-"""SNCLR's equations: positiveness (Eq. 4), contrastive loss (Eq. 1) and soft-neighbor loss (Eq. 2).
+"""SNCLR's equations: positiveness (Eq. 4) and soft-neighbor loss (Eq. 2); Eq. 1 is `common/contrastive.py`.
 
 "Soft Neighbors are Positive Supporters in Contrastive Visual Representation Learning", ICLR 2023. The functions take
 tensors only; `SoftNeighborLoss` adds the queue and works in any training loop.
@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
+from snclr.methods.common import kernels
+from snclr.methods.common.contrastive import reduce_rows
 from snclr.methods.common.features import autocast_disabled, l2_normalize
+from snclr.methods.common.kernels import Keys
+from snclr.methods.common.queue import NeighborQueue, Neighbors
 from snclr.methods.config import LossForm, Sides, SoftNeighborConfig
-from snclr.methods.snclr import kernels
-from snclr.methods.snclr.kernels import Keys
-from snclr.methods.snclr.queue import NeighborQueue, Neighbors
 
 FORMS = typing.get_args(LossForm)
 SIDES = typing.get_args(Sides)
@@ -58,17 +59,6 @@ def positiveness(
     if gamma == "max":
         return (logits - logits.amax(dim=1, keepdim=True)).exp() * mask
     return logits.softmax(dim=1) / gamma * mask
-
-
-def contrastive_loss(
-    z1: Tensor, y2: Tensor, *, tau: float = 0.2, batch_y2: Tensor | None = None, reduction: str = "mean"
-) -> Tensor:
-    """Eq. 1: −log [ exp(z1·y2/τ) / Σ_m exp(z1·y2_m/τ) ], InfoNCE with the other y2 of the batch as negatives.
-
-    `batch_y2` (B, D) is y2 of all ranks, this rank's rows included; default y2.
-    """
-    loss = kernels.logsumexp(z1, [Keys(y2 if batch_y2 is None else batch_y2)], tau) - (z1 * y2).sum(dim=1) / tau
-    return _reduce(loss, reduction)
 
 
 def soft_neighbor_loss(
@@ -103,7 +93,7 @@ def soft_neighbor_loss(
         z1, y2, candidates, index, tau=tau, sides=sides, pull=pull, batch_y2=batch_y2, batch_index=batch_index,
         same_view=same_view,
     )  # fmt: skip
-    return _reduce(weighted_loss(logits, w, form=form, sides=sides, pull=pull).rows, reduction)
+    return reduce_rows(weighted_loss(logits, w, form=form, sides=sides, pull=pull).rows, reduction)
 
 
 class NeighborLogits(NamedTuple):
@@ -215,12 +205,6 @@ def same_view_keys(batch: Tensor, rank: int, rows: int) -> Keys:
     """Return y2 of view 1 of all ranks (B, D) as negatives of this rank's `rows` rows, each without its own image."""
     own_rows = rank * rows + torch.arange(rows, device=batch.device)
     return Keys(batch, exclude=own_rows[:, None])
-
-
-def _reduce(loss: Tensor, reduction: str) -> Tensor:
-    if reduction not in ("mean", "none"):
-        raise UserError(f"reduction must be 'mean' or 'none', not {reduction!r}")
-    return loss.mean() if reduction == "mean" else loss
 
 
 class SoftNeighborOutput(NamedTuple):

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import MomentumMethod, StepOutput
 from snclr.methods.common.features import l2_normalize
+from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import SNCLRConfig
 from snclr.methods.snclr.loss import SoftNeighborLoss
-from snclr.methods.snclr.queue import NeighborQueue
 
 
 class SNCLR(MomentumMethod):

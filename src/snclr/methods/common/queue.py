@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from snclr.errors import UserError
+from snclr.methods.common import kernels
 from snclr.methods.common.features import l2_normalize
-from snclr.methods.snclr import kernels
 
 
 @dataclass(frozen=True)
