@@ -68,6 +68,16 @@ class Method(nn.Module):
         return [self.encoder]
 
     @property
+    def exported_encoder(self) -> nn.Module:
+        """The encoder that is saved and evaluated."""
+        return self.encoder
+
+    @property
+    def constant_lr(self) -> tuple[str, ...]:
+        """Children whose learning rate stays at its peak, while that of the others follows the schedule."""
+        return ()
+
+    @property
     def target_network(self) -> nn.Module:
         """Network from images (n, 3, S, S) to the features (n, D) that are compared: encoder and projector."""
         return nn.Sequential(self.encoder, self.projector)
@@ -82,7 +92,10 @@ class Method(nn.Module):
         return [self.predictor(y) for y in projections]
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) if known."""
+        """Return the loss of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) if known.
+
+        More views follow if the settings ask for them: a plain view, or local crops of another size.
+        """
         raise NotImplementedError
 
     def after_step(self, step: int, total_steps: int) -> None:

@@ -1,8 +1,8 @@
 """Values of the methods' papers and official code that depend on the run: encoder, epochs, batch, image size, views.
 
 `paper_settings` returns them for a method. They replace those of the recipe and of the config class; a given setting
-replaces them. Values of the run itself (learning rate, crops, weight decay) are used with recipes of scale "paper" only,
-since a recipe for less data has the same for every method.
+replaces them. Values of the run itself (learning rate, crops, weight decay) are used with recipes of scale "paper"
+only, since a recipe for less data has the same for every method.
 """
 
 from __future__ import annotations
@@ -92,9 +92,35 @@ def _byol(setup: Setup) -> dict[str, Any]:
     return settings
 
 
+def _swav(setup: Setup) -> dict[str, Any]:
+    prototypes, batch = setup.prototypes or 3000, setup.batch_size
+    # 3840 features with 3000 prototypes and a batch of 256, as in the authors' script.
+    missing = 0 if batch >= prototypes else math.ceil((prototypes * 4 / 3 - batch) / batch) * batch
+    start = 15 if setup.paper_scale else round(setup.epochs * 15 / 200)  # as early in the training as in that script
+    crops = {"crop_min": 0.14} if setup.local_crops else {}
+    return {"assignment_queue": missing, "assignment_queue_start": start, **crops}
+
+
+def _dino(setup: Setup) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if setup.local_crops:
+        settings["crop_min"] = 0.4 if setup.vit else 0.14
+    elif setup.paper_scale:
+        settings["crop_min"] = 0.14  # the authors' advice for training without local crops
+    if setup.paper_scale:
+        settings["clip_gradient"] = 3.0
+        if setup.vit:
+            settings |= {"lr": 5e-4, "warmup_epochs": 10, "weight_decay": 0.04, "weight_decay_end": 0.4}
+            # The authors' ViT: learned positions and patch embedding, and the usual number of heads.
+            settings |= {"drop_path": 0.1, "sincos": False, "freeze_patch_embed": False, "heads": None}
+    return settings
+
+
 _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "simclr": _simclr,
     "mocov2": _mocov2,
     "mocov3": _mocov3,
     "byol": _byol,
+    "swav": _swav,
+    "dino": _dino,
 }

@@ -73,15 +73,19 @@ class EncoderConfig:
     """Keep the patch embedding of a ViT at its random initialization."""
     zero_init_residual: bool = True
     """Start every residual branch of a ResNet at zero; no: the library's initialization (timm's is the same)."""
+    drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
+    """Probability to skip a block of a ViT in training: rises linearly from 0 in the first block to this value in the
+    last. A target network skips none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewConfig:
     """Augmentation of the two views."""
 
-    views: Literal["byol", "cifar", "infomin", "crops"] = "byol"
-    """Augmentations of the two views: byol (the paper), cifar (no blur, larger crops), infomin (stronger colors and
-    RandAugment) or crops (random crops and flips only)."""
+    views: Literal["byol", "cifar", "simclr", "simclr-cifar", "infomin", "randaugment", "crops"] = "byol"
+    """Augmentations of the two views: byol (the paper), cifar (no blur, larger crops), simclr (stronger colors),
+    simclr-cifar (half as strong, no blur), infomin (stronger colors and RandAugment, as in InfoMin's code), randaugment
+    (the same with torchvision's strengths) or crops (random crops and flips only)."""
     crop_min: Fraction | None = None
     """Smallest area of a random crop, as a fraction of the image; overrides that of --views."""
 
@@ -102,6 +106,8 @@ class OptimConfig:
     """Epochs of linear warm-up before the cosine decay."""
     weight_decay: NonNegative = 1e-4
     """Weight decay of the parameters that weight_decay_on names."""
+    weight_decay_end: NonNegative | None = None
+    """Weight decay at the end of the training, reached along a cosine (default: constant)."""
     weight_decay_on: Literal["weights", "all"] = "weights"
     """Parameters with weight decay: weights (no biases, norms and tokens) or all; lars never decays 1-D tensors."""
     clip_gradient: Positive | None = None
@@ -170,6 +176,12 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
             )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        queue = getattr(self.method_config, "assignment_queue", None) or 0
+        if queue % self.batch_size:
+            raise UserError(
+                f"assignment_queue={queue} must be a multiple of batch_size={self.batch_size}: whole batches enter and"
+                f" leave it. Use {queue // self.batch_size * self.batch_size or self.batch_size}."
+            )
         cache_limit(self.cache_images)
         if self.resume and self.overwrite:
             raise UserError("resume=True and overwrite=True exclude each other. Give one of them.")
@@ -203,6 +215,7 @@ REMOVED_SETTINGS = {"accumulate": 1}
 
 EARLIER_VALUES: dict[str, Any] = {
     "final_bias": True, "zero_init_residual": False, "weight_decay_on": "weights", "final_scale": False,
+    "assignment_queue": 0, "fix_predictor_lr": False, "exported": "student",
 }  # fmt: skip
 """Settings that earlier versions did not have, with the value that describes what those versions did."""
 
@@ -324,7 +337,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
     if is_saved_run(saved) and saved["method"] in list(METHODS):
-        return settings_for_method(saved["method"], earlier_values(saved)) | saved
+        earlier = settings_for_method(saved["method"], earlier_values(saved))
+        is_earlier = "drop_path" not in saved  # a setting of every run since then
+        return earlier | saved | ({"views": earlier["views"]} if is_earlier and "views" in earlier else {})
     return saved
 
 
@@ -335,8 +350,12 @@ def is_saved_run(settings: Mapping[str, Any]) -> bool:
 
 
 def earlier_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `EARLIER_VALUES` for a run with these settings: `final_bn` once was for both heads."""
-    return {**EARLIER_VALUES, "predictor_final_bn": saved.get("final_bn", False)}
+    """Return `EARLIER_VALUES` for a run with these settings, and those that depend on them.
+
+    `final_bn` once was for both heads, and the views "infomin" were those that are now named "randaugment".
+    """
+    values = {**EARLIER_VALUES, "predictor_final_bn": saved.get("final_bn", False)}
+    return values | ({"views": "randaugment"} if saved.get("views") == "infomin" else {})
 
 
 def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
