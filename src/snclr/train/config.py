@@ -337,9 +337,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
     if is_saved_run(saved) and saved["method"] in list(METHODS):
-        earlier = settings_for_method(saved["method"], earlier_values(saved))
-        is_earlier = "drop_path" not in saved  # a setting of every run since then
-        return earlier | saved | ({"views": earlier["views"]} if is_earlier and "views" in earlier else {})
+        return _with_earlier_values(saved)
     return saved
 
 
@@ -349,13 +347,15 @@ def is_saved_run(settings: Mapping[str, Any]) -> bool:
     return all(settings.get(name) is not None for name in names)
 
 
-def earlier_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `EARLIER_VALUES` for a run with these settings, and those that depend on them.
+def _with_earlier_values(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run together with those that its version did not have yet.
 
-    `final_bn` once was for both heads, and the views "infomin" were those that are now named "randaugment".
+    Before there was `predictor_final_bn`, `final_bn` was for both heads. Before there was `drop_path`, the views
+    "infomin" were those that are now named "randaugment".
     """
-    values = {**EARLIER_VALUES, "predictor_final_bn": saved.get("final_bn", False)}
-    return values | ({"views": "randaugment"} if saved.get("views") == "infomin" else {})
+    added = {**EARLIER_VALUES, "predictor_final_bn": saved.get("final_bn", False)}
+    renamed = {"views": "randaugment"} if saved.get("views") == "infomin" and "drop_path" not in saved else {}
+    return settings_for_method(saved["method"], added) | saved | renamed
 
 
 def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
