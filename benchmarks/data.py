@@ -93,7 +93,7 @@ def steady_rate(items: Iterator[Any], batch: int, skip: int, count: int) -> floa
 
 
 def stage1_rate(dataset: ImageDataset, size: int, batch: int, count: int, workers: int) -> float:
-    crops = CropSteps(dataset, VIEWS, size, batch, seed=0, rank=0, world_size=1)
+    crops = CropSteps(dataset, VIEWS, (size,) * len(VIEWS), batch, seed=0, rank=0, world_size=1)
     skip = 4 * workers
     return steady_rate(in_processes(crops, 0, skip + count + skip, workers=workers), batch, skip, count)
 

@@ -244,7 +244,7 @@ def reference(crop, settings, seed, epoch, index, view):
     return tv.normalize(x, list(MEAN), list(STD))
 
 
-@pytest.mark.parametrize("group", [name for name in VIEW_GROUPS if name != "infomin"])  # see test_randaugment
+@pytest.mark.parametrize("group", [name for name, views in VIEW_GROUPS.items() if not views[0].randaugment])
 @pytest.mark.parametrize("view", [0, 1])
 def test_a_view_is_what_torchvision_makes_of_the_same_draws(images, group, view):
     how = VIEW_GROUPS[group][view]

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from snclr.distributed.collectives import all_reduce_sum, is_distributed, rank_and_size
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.methods import METHODS
-from snclr.train.build import build_method, encoder_spec
+from snclr.train.build import build_method, encoder_spec, view_sizes
 from snclr.train.config import resolve, settings_for_method
 
 SETTINGS = {
@@ -25,6 +25,11 @@ CASES = {
     "search": {
         "method": "snclr", "search_view": "plain", "search_space": "encoder", "unique_neighbors": True,
     },
+    "symmetric": {"method": "mocov2", "symmetric": True},
+    "assignment queue": {
+        "method": "swav", "batch_size": 8, "assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2,
+    },
+    "local crops": {"method": "dino", "local_crops": 2, "norm_last_layer": False},
     "other negatives": {"method": "snclr", "sides": "other-negatives", "negatives": "both-views"},
     **{name: {"method": name} for name in METHODS},
     "learned attention": {"method": "snclr", "attention": "linear", "attention_gradient": True},
@@ -44,8 +49,9 @@ def play(name: str) -> dict:
     losses, gradients = [], []
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
-        views = [torch.randn(BATCH, 3, 16, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
-        views = views if CASES[name].get("search_view") == "plain" else views[:2]
+        views = [
+            torch.randn(BATCH, 3, size, size, generator=generator, dtype=torch.float64) for size in view_sizes(config)
+        ]
         ids, labels = torch.arange(BATCH) + step * BATCH // 2, (torch.arange(BATCH) % 4) - 1  # two have none
         output = wrapped([view[mine] for view in views], ids[mine], epoch=step, labels=labels[mine])
         output.loss.backward()

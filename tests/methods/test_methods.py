@@ -89,7 +89,8 @@ def test_every_method_has_what_the_trainer_uses(name):
 
 @pytest.mark.parametrize("times_2tau", [False, True])
 def test_mocov3_equals_snclr_without_neighbors(times_2tau):
-    same = {"projector_layers": 3, "final_bn": True, "temperature": 0.3, "times_2tau": times_2tau}
+    heads = {"projector_layers": 3, "final_bn": True, "predictor_final_bn": True}
+    same = {**heads, "temperature": 0.3, "times_2tau": times_2tau}
     soft = small("snclr", sides="neither", momentum_schedule="cosine", **same).double()
     plain = small("mocov3", **same).double()
     assert all(torch.equal(value, soft.state_dict()[name]) for name, value in plain.state_dict().items())
@@ -275,12 +276,18 @@ def images(tmp_path_factory):
 
 
 OPTIONS = [
-    {"search_view": "plain", "search_space": "encoder", "unique_neighbors": True, "gamma": "pull"},
-    {"negatives": "both-views", "sides": "other-negatives", "momentum": 0.0, "predictor_layers": 0},
-]
+    ("snclr", {"search_view": "plain", "search_space": "encoder", "unique_neighbors": True, "gamma": "pull"}),
+    ("snclr", {"negatives": "both-views", "sides": "other-negatives", "momentum": 0.0, "predictor_layers": 0}),
+    ("mocov2", {"symmetric": True}),
+    ("swav", {"assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2, "local_size": 8}),
+    ("dino", {
+        "encoder": "vit_tiny", "local_crops": 3, "local_size": 8, "drop_path": 0.3, "norm_last_layer": False,
+        "weight_decay_end": 0.4, "clip_gradient": 3.0, "stem": "auto",
+    }),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), *(("snclr", o) for o in OPTIONS)])
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), *OPTIONS])
 def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, options, images, tmp_path):
     settings = {
         **SMALL, "method": name, "encoder": "resnet10-tiny", "batch_size": 8, "epochs": 2, "warmup_epochs": 1,

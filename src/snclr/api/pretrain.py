@@ -185,7 +185,8 @@ def _plan_queue(config: PretrainConfig, data: DatasetInfo, megabytes: float) -> 
     used = METHODS[config.method].setting_names()
     if "queue_length" not in used:
         return None
-    pushed_per_epoch = data.images * (2 if "push" in used and config.push == "both" else 1)
+    both_views = config.push == "both" if "push" in used else "symmetric" in used and config.symmetric
+    pushed_per_epoch = data.images * (2 if both_views else 1)
     epochs = config.queue_length / pushed_per_epoch
     share = min(1.0, epochs)
     return QueuePlan(

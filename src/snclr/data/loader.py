@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,10 @@ _FEW_BAD = 10
 
 @dataclass
 class Batch:
-    """One rank's part of a global batch: `ids` (n,), `views` float32 (n, 3, S, S) each, `labels` (n,) or None."""
+    """One rank's part of a global batch: `ids` (n,), `views` float32 (n, 3, S, S) each, `labels` (n,) or None.
+
+    The side S may differ between views.
+    """
 
     ids: Tensor
     views: tuple[Tensor, ...]
@@ -60,26 +63,27 @@ class Skip:
 
 @dataclass
 class Crops:
-    """Stage 1 of a step: `crops` uint8 (views, n, 3, S, S) of the images `ids`, and the reasons of bad images."""
+    """Stage 1 of a step: `crops` uint8 (n, 3, S, S) of the images `ids`, one per view; the reasons of bad images."""
 
     step: int
     epoch: int
     ids: Ids
-    crops: Tensor
+    crops: list[Tensor]
     bad: dict[int, str]
 
     def pin_memory(self) -> Crops:
         """Pin the memory; called by DataLoader."""
-        self.crops = self.crops.pin_memory()
+        self.crops = [crops.pin_memory() for crops in self.crops]
         return self
 
 
 class ViewLoader:
     """Load the batches of any range of training steps. `batch_size` is global; each rank gets its rows of it.
 
-    `views` has one ViewSettings per view. A bad image is replaced by one drawn from (seed, epoch, its id) and listed in
-    `skipped`; more than `max_bad_share` of them is an error. With `workers`, images in memory are prepared by a thread,
-    files by that many processes. A dataset of files of at most `cache_bytes` when decoded is decoded once.
+    `views` has one ViewSettings per view, `sizes` the side of each (default: `image_size` for all). A bad image is
+    replaced by one drawn from (seed, epoch, its id) and listed in `skipped`; more than `max_bad_share` of them is an
+    error. With `workers`, images in memory are prepared by a thread, files by that many processes. A dataset of files
+    of at most `cache_bytes` when decoded is decoded once.
 
     >>> from snclr.data.datasets import base
     >>> from snclr.data.transforms import views
@@ -96,6 +100,7 @@ class ViewLoader:
         *,
         views: tuple[ViewSettings, ...],
         image_size: int,
+        sizes: Sequence[int] | None = None,
         batch_size: int,
         seed: int,
         workers: int = 0,
@@ -120,7 +125,8 @@ class ViewLoader:
         self.steps_per_epoch = steps_per_epoch(len(dataset), batch_size)
         cached = cache_bytes > 0 and not isinstance(dataset, ArrayDataset)
         cache = ImageCache(len(dataset), cache_bytes) if cached else None
-        self._stage1 = CropSteps(dataset, views, image_size, batch_size, seed, rank, world_size, cache)
+        sides = (image_size,) * len(views) if sizes is None else tuple(sizes)
+        self._stage1 = CropSteps(dataset, views, sides, batch_size, seed, rank, world_size, cache)
         self._workers = workers
         self._device = torch.device(device)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -231,7 +237,7 @@ class CropSteps(Dataset[Crops]):
 
     dataset: ImageDataset
     views: tuple[ViewSettings, ...]
-    image_size: int
+    sizes: tuple[int, ...]
     batch_size: int
     seed: int
     rank: int
@@ -253,32 +259,32 @@ class CropSteps(Dataset[Crops]):
     def _from_memory(self, dataset: ArrayDataset, step: int, epoch: int, ids: Ids) -> Crops:
         images = dataset.images[ids]
         crops = [
-            crop_views(images, settings, self.image_size, seed=self.seed, epoch=epoch, ids=ids, view=view)
+            crop_views(images, settings, self.sizes[view], seed=self.seed, epoch=epoch, ids=ids, view=view)
             for view, settings in enumerate(self.views)
         ]
-        return Crops(step, epoch, ids.copy(), torch.stack(crops), {})
+        return Crops(step, epoch, ids.copy(), crops, {})
 
     def _from_files(self, step: int, epoch: int, ids: Ids) -> Crops:
-        size = self.image_size
         bad: dict[int, str] = {}
         used = np.empty_like(ids)
-        crops = np.empty((len(self.views), len(ids), 3, size, size), dtype=np.uint8)
+        crops = [np.empty((len(ids), 3, size, size), dtype=np.uint8) for size in self.sizes]
         images: list[RGBImage] = []
         held = 0
         for row, wanted in enumerate(ids.tolist()):
             found = self._load(epoch, wanted, bad)
             if found is None:  # an empty step is an error in the parent
-                return Crops(step, epoch, ids[:0].copy(), torch.from_numpy(crops[:, :0]), bad)
+                return Crops(step, epoch, ids[:0].copy(), [torch.from_numpy(part[:0]) for part in crops], bad)
             used[row], image = found
             images.append(image)
             held += image.nbytes
             if held >= _TOGETHER or row + 1 == len(ids):
                 rows = slice(row + 1 - len(images), row + 1)
                 for view, settings in enumerate(self.views):
-                    part = crop_images(images, settings, size, seed=self.seed, epoch=epoch, ids=used[rows], view=view)
-                    crops[view, rows] = part.transpose(0, 3, 1, 2)
+                    size, of = self.sizes[view], used[rows]
+                    part = crop_images(images, settings, size, seed=self.seed, epoch=epoch, ids=of, view=view)
+                    crops[view][rows] = part.transpose(0, 3, 1, 2)
                 images, held = [], 0
-        return Crops(step, epoch, used, torch.from_numpy(crops), bad)
+        return Crops(step, epoch, used, [torch.from_numpy(part) for part in crops], bad)
 
     def _load(self, epoch: int, wanted: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
         """Load an image, or the first readable replacement; collect the bad ones."""
@@ -294,7 +300,7 @@ class CropSteps(Dataset[Crops]):
         """Return an image from the cache, or load it and add it."""
         image = None if self.cache is None else self.cache.get(index)
         if image is None:
-            image = self.dataset.load(index, min_side=_DRAFT_SIDES * self.image_size)
+            image = self.dataset.load(index, min_side=_DRAFT_SIDES * max(self.sizes))
             if self.cache is not None:
                 self.cache.add(index, image)
         return image

@@ -116,7 +116,7 @@ class OpenedRun:
             self.encoder, self.spec = load_encoder(path)
             self.role = "encoder"
         elif self.method is not None:
-            self.encoder, self.role = self.method.encoder, "checkpoint"
+            self.encoder, self.role = self.method.exported_encoder, "checkpoint"
         else:
             raise UserError(f"{path} has neither a checkpoint nor an encoder yet; wait for its first checkpoint")
         self.image_size = self.spec.image_size

@@ -50,20 +50,32 @@ class Method(nn.Module):
     def build_projector(self, num_features: int) -> nn.Module:
         """Return the projector, (N, num_features) → (N, dim)."""
         c = self.config
-        final_bn, final_bias = getattr(c, "final_bn", False), getattr(c, "final_bias", True)
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, final_bn=final_bn, final_bias=final_bias)
+        end = {name: getattr(c, name) for name in ("final_bn", "final_scale", "final_bias") if hasattr(c, name)}
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, **end)
 
     def build_predictor(self) -> nn.Module | None:
         """Return the predictor, (N, dim) → (N, dim), or None for a method without one."""
         c = self.config
         if "predictor_layers" not in c.setting_names():
             return None
-        return mlp(c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.final_bn, final_bias=c.final_bias)
+        return mlp(
+            c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.predictor_final_bn, final_bias=c.final_bias
+        )
 
     @property
     def encoders(self) -> list[nn.Module]:
         """All networks that start from the encoder's weights, the trained one first."""
         return [self.encoder]
+
+    @property
+    def exported_encoder(self) -> nn.Module:
+        """The encoder that is saved and evaluated."""
+        return self.encoder
+
+    @property
+    def constant_lr(self) -> tuple[str, ...]:
+        """Children whose learning rate stays at its peak, while that of the others follows the schedule."""
+        return ()
 
     @property
     def target_network(self) -> nn.Module:
@@ -80,7 +92,10 @@ class Method(nn.Module):
         return [self.predictor(y) for y in projections]
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) if known."""
+        """Return the loss of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) if known.
+
+        More views follow if the settings ask for them: a plain view, or local crops of another size.
+        """
         raise NotImplementedError
 
     def after_step(self, step: int, total_steps: int) -> None:

@@ -3,8 +3,8 @@
 All settings are in this one module, and it does not import torch: `snclr pretrain --help` lists every method's settings
 and starts faster without torch. `implementation` names the class that takes the config.
 
-The defaults of a method are its own paper's values. Fields with the same name mean the same in every method; the
-docstring below the first is the help text of the flag.
+The defaults of a method are its own paper's values for ResNets; `paper_settings.py` has those that depend on the run.
+Fields with the same name mean the same in every method; the docstring below the first is the help text of the flag.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class FinalNormConfig(ProjectorConfig):
     """A projector that may end with a batch norm."""
 
     final_bn: bool = False
-    """End the projector with a batch norm, and the predictor too (not in nnclr and simsiam)."""
+    """End the projector with a batch norm."""
+    final_bias: bool = True
+    """Give the last linear layer of projector and predictor a bias; a final batch norm replaces it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,8 @@ class PredictorConfig(FinalNormConfig):
 
     predictor_layers: NonNegativeInt = 2
     """Linear layers of the predictor; 0: no predictor."""
-    final_bias: bool = True
-    """Give the last linear layer of projector and predictor a bias; a final batch norm replaces it."""
+    predictor_final_bn: bool = False
+    """End the predictor with a batch norm (not in nnclr and simsiam)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,17 @@ class PrototypeConfig(MethodConfig):
     """Number of prototypes (swav, dino)."""
     freeze_prototypes_epochs: NonNegativeInt = 1
     """Epochs in which the prototypes are not trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiCropConfig(MethodConfig):
+    """Additional small views, which only the trained network sees."""
+
+    local_crops: NonNegativeInt = 0
+    """Small views of each image beside the two usual ones (multi-crop). Their crops cover 5 % of the image up to
+    --crop-min, which is then by default 0.14, or 0.4 for dino with a ViT."""
+    local_size: Annotated[int, Range(ge=8)] | None = None
+    """Side of the small views in pixels (default: about 3/7 of --image-size, 96 at 224)."""
 
 
 # The methods.
@@ -180,7 +193,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "released": {
         "loss_form": "outside", "attention_gradient": True, "times_2tau": True, "projector_layers": 3, "final_bn": True,
-        "momentum_schedule": "cosine",
+        "predictor_final_bn": True, "momentum_schedule": "cosine",
     },
 }  # fmt: skip
 """The settings behind each value of `SNCLRConfig.preset`."""
@@ -193,6 +206,9 @@ class SimCLRConfig(FinalNormConfig):
     implementation = "snclr.methods.simclr:SimCLR"
     hidden: Count = 2048
     dim: AtLeastTwo = 128
+    final_bn: bool = True
+    final_scale: bool = True
+    """Give the final batch norm of the projector a learned scale; it has no shift."""
     temperature: Positive = 0.1
 
 
@@ -206,6 +222,8 @@ class MoCoV2Config(MomentumConfig, QueueConfig, ProjectorConfig):
     temperature: Positive = 0.2
     queue_length: Count = 65_536
     momentum: Momentum = 0.999
+    symmetric: bool = False
+    """Add the loss of the other direction, view 2 to view 1, and push the keys of both views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,9 +231,9 @@ class MoCoV3Config(MomentumConfig, PredictorConfig):
     """An Empirical Study of Training Self-Supervised Vision Transformers (ICCV 2021), Eq. 1 and Algorithm 1."""
 
     implementation = "snclr.methods.mocov3:MoCoV3"
-    projector_layers: Count = 3
     final_bn: bool = True
-    temperature: Positive = 0.2
+    final_bias: bool = False
+    temperature: Positive = 1.0
     times_2tau: bool = True
     momentum_schedule: MomentumSchedule = "cosine"
 
@@ -239,6 +257,8 @@ class SimSiamConfig(PredictorConfig):
     dim: AtLeastTwo = 2048
     projector_layers: Count = 3
     final_bn: bool = True
+    fix_predictor_lr: bool = True
+    """Keep the learning rate of the predictor at its peak during the whole training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +274,7 @@ class NNCLRConfig(QueueConfig, PredictorConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwAVConfig(PrototypeConfig, FinalNormConfig):
+class SwAVConfig(MultiCropConfig, PrototypeConfig, FinalNormConfig):
     """Unsupervised Learning of Visual Features by Contrasting Cluster Assignments (NeurIPS 2020), Eq. 1 to 3."""
 
     implementation = "snclr.methods.swav:SwAV"
@@ -262,6 +282,12 @@ class SwAVConfig(PrototypeConfig, FinalNormConfig):
     dim: AtLeastTwo = 128
     temperature: Positive = 0.1
     prototypes: AtLeastTwo = 3000
+    assignment_queue: NonNegativeInt | None = None
+    """Earlier features of each view that are assigned to the prototypes together with the batch, a multiple of the
+    batch size (default: none if the batch has as many images as there are prototypes, else so many that batch and
+    queue have 4/3 as many)."""
+    assignment_queue_start: NonNegativeInt = 15
+    """Epochs before the first features enter that queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,12 +298,13 @@ class BarlowTwinsConfig(FinalNormConfig):
     hidden: Count = 8192
     dim: AtLeastTwo = 8192
     projector_layers: Count = 3
-    redundancy_weight: NonNegative = 0.005
-    """Weight λ of the redundancy term."""
+    final_bias: bool = False
+    redundancy_weight: NonNegative | Literal["auto"] = "auto"
+    """Weight λ of the redundancy term; auto: 0.0051 × 8192 / dim, so that both terms keep their ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DINOConfig(MomentumConfig, PrototypeConfig, ProjectorConfig):
+class DINOConfig(MomentumConfig, MultiCropConfig, PrototypeConfig, ProjectorConfig):
     """Emerging Properties in Self-Supervised Vision Transformers (ICCV 2021), Eq. 3 and 4."""
 
     implementation = "snclr.methods.dino:DINO"
@@ -293,6 +320,10 @@ class DINOConfig(MomentumConfig, PrototypeConfig, ProjectorConfig):
     """Epochs of linear warm-up of the teacher's temperature."""
     center_momentum: Annotated[float, Range(ge=0, le=1)] = 0.9
     """EMA momentum of the teacher's center."""
+    norm_last_layer: bool = True
+    """Keep the scale of each prototype at 1; no: learn it, which the authors do for ViT-S."""
+    exported: Literal["teacher", "student"] = "teacher"
+    """Network whose encoder is saved and evaluated: the EMA teacher, as in the paper, or the student."""
 
 
 @dataclass(frozen=True, kw_only=True)

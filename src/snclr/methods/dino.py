@@ -3,9 +3,9 @@
 Caron et al.: "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021. Eq. 3 (cross-entropy with the
 other view, lightly's implementation) with the center of Eq. 4, averaged over all ranks. The teacher's temperature rises
 from 0.04 during its warm-up; the student's is `temperature`. The head is the paper's: an MLP with GELU, normalization,
-then a weight-normalized layer that is frozen in the first epoch. It has batch norms only if the encoder has some.
-
-Not implemented: local crops (multi-crop).
+then a weight-normalized layer that is frozen in the first epoch. It has batch norms only if the encoder has some. The
+teacher's encoder is the one that is saved and evaluated. Local crops (`local_crops`) follow the two views; only the
+student sees them, and each is matched with both of the teacher's views.
 
 x1 ── encoder ── projector ── prototypes ── softmax(· / τs) ┐
                                                              ├ cross-entropy
@@ -28,7 +28,10 @@ WARMUP_TEMPERATURE = 0.04
 
 
 class DINO(MomentumMethod):
-    """The mean of both directions. `dim` is the bottleneck of the head; `criterion` keeps the center."""
+    """The mean over all pairs of a teacher's view and another view of the student.
+
+    `dim` is the bottleneck of the head; `criterion` keeps the center.
+    """
 
     config: DINOConfig
 
@@ -36,7 +39,7 @@ class DINO(MomentumMethod):
         from lightly.loss.dino_loss import DINOLoss
 
         super().__init__(encoder, num_features, config)
-        self.prototypes = Prototypes(config.dim, config.prototypes)
+        self.prototypes = Prototypes(config.dim, config.prototypes, learned_scale=not config.norm_last_layer)
         self.momentum_prototypes = momentum_copy(self.prototypes)
         self.criterion = DINOLoss(
             output_dim=config.prototypes,
@@ -61,9 +64,14 @@ class DINO(MomentumMethod):
                     nn.init.zeros_(layer.bias)
         return projector
 
+    @property
+    def exported_encoder(self) -> nn.Module:
+        """The encoder of the teacher, unless the student's was asked for."""
+        return self.momentum_encoder if self.config.exported == "teacher" else self.encoder
+
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of both directions."""
-        y2 = self.target_projections(views)
+        """Return the loss of both directions, and of the local crops if there are some."""
+        y2 = self.target_projections(views[:2])
         y1 = self.project(views)
         frozen = epoch < self.config.freeze_prototypes_epochs
         with autocast_disabled(y1[0]):

@@ -1,7 +1,8 @@
 """MoCo v2: match a query with the key of the other view, with a queue of earlier keys as negatives.
 
 Chen, Fan, Girshick, He: "Improved Baselines with Momentum Contrastive Learning", 2020. Eq. 1 (InfoNCE) in one
-direction, view 1 to view 2. The projector has no batch norm.
+direction, view 1 to view 2. The projector has no batch norm. `symmetric` adds the other direction and pushes the keys
+of both views, as in the CIFAR notebook of the authors; SNCLR's paper compares with that variant.
 
 Differences from the authors' code: batch norm is synchronized over the ranks, which makes their shuffling of the batch
 unnecessary. The queue starts empty instead of with noise. Entries of the query's own image are not negatives; if the
@@ -28,7 +29,7 @@ from snclr.methods.config import MoCoV2Config
 
 
 class MoCoV2(MomentumMethod):
-    """InfoNCE in one direction; the queue holds all negatives."""
+    """InfoNCE in one direction, or the sum of both; the queue holds all negatives."""
 
     config: MoCoV2Config
     queue: NeighborQueue
@@ -43,15 +44,19 @@ class MoCoV2(MomentumMethod):
         return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=False)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of view 1 → view 2."""
-        (k,) = self.target_projections(views[1:])
-        (q,) = self.project(views[:1])
-        with autocast_disabled(q):
-            q, k = l2_normalize(q), l2_normalize(k)
-            negatives = self.queue.candidates.to(q.dtype)
-            loss = queue_loss(q, k, negatives, self.queue.own_entries(ids), tau=self.config.temperature)
-        self._to_push = all_gather(k), all_gather(ids)
-        return StepOutput(loss=loss, features=k)
+        """Return the loss of view 1 to view 2; if `symmetric`, the sum of both directions."""
+        symmetric = self.config.symmetric
+        keys = self.target_projections(views if symmetric else views[1:])
+        queries = self.project(views if symmetric else views[:1])
+        with autocast_disabled(queries[0]):
+            q, k = [l2_normalize(y) for y in queries], [l2_normalize(y) for y in keys]
+            negatives, own = self.queue.candidates.to(q[0].dtype), self.queue.own_entries(ids)
+            losses = [
+                queue_loss(query, key, negatives, own, tau=self.config.temperature)
+                for query, key in zip(q, reversed(k), strict=True)
+            ]
+        self._to_push = torch.cat([all_gather(key) for key in k]), all_gather(ids).repeat(len(k))
+        return StepOutput(loss=torch.stack(losses).sum(), features=k[-1])
 
 
 def queue_loss(q: Tensor, k: Tensor, negatives: Tensor, own: tuple[Tensor, Tensor], *, tau: float) -> Tensor:

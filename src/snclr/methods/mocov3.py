@@ -1,9 +1,9 @@
 """MoCo v3: online and target network as in SNCLR, without queue and neighbors.
 
 Chen, Xie, He: "An Empirical Study of Training Self-Supervised Vision Transformers", ICCV 2021. Eq. 1 in both directions
-as in Algorithm 1, times 2τ. The paper's q is z1 here, its k+ is y2. For every encoder, the heads are those that the
-authors' code has for ViTs. With equal heads, momentum schedule and `times_2tau`, it equals SNCLR with
-`sides="neither"`.
+as in Algorithm 1, times 2τ. The paper's q is z1 here, its k+ is y2. As in the authors' code, a ResNet has a projector
+of two layers with a final batch norm, a predictor without one and τ = 1; a ViT has three layers, both with a final
+batch norm, and τ = 0.2. With equal heads, momentum schedule and `times_2tau`, it equals SNCLR with `sides="neither"`.
 
 x1 ── encoder ── projector ── y1 ── predictor ── z1 ┐
                                                      ├ contrastive loss over the batch's y2

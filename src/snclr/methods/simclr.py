@@ -1,8 +1,8 @@
 """SimCLR: one encoder, one projector, all other views of the batch as negatives.
 
 Chen, Kornblith, Norouzi, Hinton: "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
-Eq. 1 (NT-Xent), averaged over the 2N views of the batch. The projector has batch norms as in the authors' code. Views
-and optimizer are those of the run, not the paper's stronger color distortion and LARS.
+Eq. 1 (NT-Xent), averaged over the 2N views of the batch. The projector is that of the authors' code: a batch norm after
+each layer, the last one with a scale and without a shift.
 
 x1 ── encoder ── projector ── y1 ┐
                                   ├ NT-Xent over the 2N views of all ranks

@@ -1,8 +1,8 @@
 """SimSiam: predict the projection of the other view, with a stop-gradient; no negatives and no target network.
 
 Chen, He: "Exploring Simple Siamese Representation Learning", CVPR 2021. Eq. 4: the mean of the negative cosines of both
-directions. The hidden layer of the predictor is a quarter of `dim`, as in the paper (512 of 2048). The paper keeps the
-predictor's learning rate constant; here it follows the schedule of the run.
+directions. The hidden layer of the predictor is a quarter of `dim`, as in the paper (512 of 2048). The predictor's
+learning rate is constant, as in the authors' recipe (`fix_predictor_lr`).
 
 x1 ── encoder ── projector ── y1 ── predictor ── z1 ┐
                                                      ├ −cos(z1, stop_gradient(y2))
@@ -30,6 +30,11 @@ class SimSiam(Method):
         """Return the bottleneck predictor."""
         c = self.config
         return mlp(c.dim, max(1, c.dim // 4), c.dim, layers=c.predictor_layers, final_bias=c.final_bias)
+
+    @property
+    def constant_lr(self) -> tuple[str, ...]:
+        """The predictor."""
+        return ("predictor",) if self.config.fix_predictor_lr else ()
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""

@@ -1,6 +1,6 @@
-"""ViT options: number of attention heads, sine-cosine position embeddings, frozen patch embedding.
+"""ViT options: attention heads, sine-cosine position embeddings, frozen patch embedding, drop path, other image sizes.
 
-The last two and their initialization follow MoCo v3 (Chen et al., 2021).
+The positions, the frozen patch embedding and their initialization follow MoCo v3 (Chen et al., 2021).
 """
 
 from __future__ import annotations
@@ -87,3 +87,39 @@ def fix_positions(model: Any) -> None:
     model.pos_embed.zero_()
     model.pos_embed[0, model.pos_embed.shape[1] - len(patches) :] = patches
     model.pos_embed.requires_grad_(False)
+
+
+def set_drop_path(encoder: Any, rate: float, name: str) -> None:
+    """Skip the branches of block i of n with probability rate · i / (n − 1) in training; the weights stay the same."""
+    from timm.layers.drop import DropPath
+
+    blocks = list(encoder.blocks) if is_vit(encoder) else []
+    if not blocks or not all(hasattr(block, "drop_path1") and hasattr(block, "drop_path2") for block in blocks):
+        raise UserError(
+            f"--drop-path needs a plain timm ViT; {name} is none. Omit it or choose a ViT such as vit_small."
+        )
+    for block, probability in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
+        block.drop_path1, block.drop_path2 = DropPath(probability), DropPath(probability)
+
+
+@torch.no_grad()
+def accept_size(encoder: Any, size: int, name: str) -> None:
+    """Let a ViT take images of any size, with interpolated positions; UserError if an encoder does not take `size`."""
+    from timm.layers.format import Format
+
+    if is_vit(encoder):
+        # As with timm's dynamic_img_size=True, which would become part of the saved description of the encoder.
+        encoder.dynamic_img_size = True
+        patches = encoder.patch_embed
+        patches.strict_img_size, patches.flatten, patches.output_fmt = False, False, Format.NHWC
+    parameter = next(encoder.parameters())
+    training = encoder.training
+    try:
+        encoder.eval()(parameter.new_zeros(1, 3, size, size))
+    except Exception as error:  # the libraries raise many types
+        raise UserError(
+            f"{name} does not take local crops of {size}×{size} pixels ({error or type(error).__name__})."
+            " Choose another --local-size or --encoder."
+        ) from error
+    finally:
+        encoder.train(training)

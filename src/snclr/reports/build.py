@@ -259,7 +259,7 @@ def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
         encoder, spec = load_encoder(run.path)
         return encoder, spec.image_size, "encoder"
     method, config = load_trained_method(run.path, torch.device(device))
-    return method.encoder, config.image_size, "checkpoint"
+    return method.exported_encoder, config.image_size, "checkpoint"
 
 
 def _read(dataset: ImageDataset, index: int, convert: Callable[[RGBImage], T]) -> T | None:

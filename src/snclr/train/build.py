@@ -15,13 +15,14 @@ from snclr.checkpoint.foreign import read_weights
 from snclr.data.datasets.base import open_dataset
 from snclr.data.loader import ViewLoader
 from snclr.data.open_on_ranks import open_on_all_ranks
-from snclr.data.transforms.views import PLAIN_VIEW, VIEW_GROUPS, ViewSettings
+from snclr.data.transforms.views import PLAIN_VIEW, VIEW_GROUPS, ViewSettings, local_view
 from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all_ranks
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
+from snclr.models.vit import accept_size, set_drop_path
 from snclr.runtime.memory import cache_limit
 from snclr.runtime.progress import set_status
 from snclr.train.config import PretrainConfig, fit_queue
@@ -48,9 +49,9 @@ def build_task(
     with raise_on_all_ranks():
         config = config if resumed else fit_queue(config, len(dataset))
         loader = ViewLoader(
-            dataset, views=view_groups(config), image_size=config.image_size, batch_size=config.batch_size,
-            seed=config.seed, workers=config.workers, rank=fabric.global_rank, world_size=fabric.world_size,
-            device=fabric.device, max_bad_share=config.max_bad_share,
+            dataset, views=view_groups(config), image_size=config.image_size, sizes=view_sizes(config),
+            batch_size=config.batch_size, seed=config.seed, workers=config.workers, rank=fabric.global_rank,
+            world_size=fabric.world_size, device=fabric.device, max_bad_share=config.max_bad_share,
             cache_bytes=cache_limit(config.cache_images) // ranks_per_machine,
         )  # fmt: skip
         set_status(f"building {config.encoder}")
@@ -67,7 +68,7 @@ def build_task(
     peak_lr = scaled_lr(config.lr, config.batch_size)
     optimizer = build_optimizer(
         config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
-        weight_decay_on=config.weight_decay_on,
+        weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr,
     )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
@@ -110,16 +111,41 @@ def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None 
     if config.zero_init_residual:
         zero_init_residual(encoder)
     options = {"classes": classes} if needs_labels else {}
-    return method_class(encoder, spec.num_features, config.method_config, **options)
+    method: Method = method_class(encoder, spec.num_features, config.method_config, **options)
+    if config.drop_path > 0:  # after the target network was copied, which skips no blocks
+        set_drop_path(method.encoder, config.drop_path, config.encoder)
+    if getattr(config.method_config, "local_crops", 0):
+        accept_size(method.encoder, view_sizes(config)[-1], config.encoder)
+    return method
 
 
 def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ...]:
-    """Return the augmentation settings of the two views, and of the plain view if the method searches with it."""
+    """Return the augmentation settings of the two views, and of those that follow: the plain view or local crops."""
     views: tuple[ViewSettings, ...] = VIEW_GROUPS[config.views]
     if config.crop_min is not None:
         views = tuple(replace(view, crop_min=config.crop_min) for view in views)
+    if local_crops := getattr(config.method_config, "local_crops", 0):
+        return (*views, *[local_view(views[0])] * local_crops)
     plain = getattr(config.method_config, "search_view", "augmented") == "plain"
     return (*views, PLAIN_VIEW) if plain else views
+
+
+def view_sizes(config: PretrainConfig) -> tuple[int, ...]:
+    """Return the side of each view of `view_groups` in pixels."""
+    views, method = len(view_groups(config)), config.method_config
+    local_crops = getattr(method, "local_crops", 0)
+    local_size = getattr(method, "local_size", None) or default_local_size(config.image_size)
+    return (config.image_size,) * (views - local_crops) + (local_size,) * local_crops
+
+
+def default_local_size(image_size: int) -> int:
+    """Return about 3/7 of the image size, as a multiple of the patch size of a ViT for that image size.
+
+    >>> [default_local_size(size) for size in (224, 128, 64, 32)]
+    [96, 48, 24, 16]
+    """
+    step = 16 if image_size >= 128 else 8
+    return max(8, round(image_size * 3 / 7 / step) * step)
 
 
 def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, source: str, *, quiet: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from snclr.errors import UserError, did_you_mean, known_spelling
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
+from snclr.methods.paper_settings import Setup, paper_settings
 from snclr.recipes import RECIPES, get_recipe
 from snclr.runtime.memory import cache_limit
 from snclr.runtime.settings import (
@@ -73,15 +74,19 @@ class EncoderConfig:
     """Keep the patch embedding of a ViT at its random initialization."""
     zero_init_residual: bool = True
     """Start every residual branch of a ResNet at zero; no: the library's initialization (timm's is the same)."""
+    drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
+    """Probability to skip a block of a ViT in training: rises linearly from 0 in the first block to this value in the
+    last. A target network skips none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewConfig:
     """Augmentation of the two views."""
 
-    views: Literal["byol", "cifar", "infomin", "crops"] = "byol"
-    """Augmentations of the two views: byol (the paper), cifar (no blur, larger crops), infomin (stronger colors and
-    RandAugment) or crops (random crops and flips only)."""
+    views: Literal["byol", "cifar", "simclr", "simclr-cifar", "infomin", "randaugment", "crops"] = "byol"
+    """Augmentations of the two views: byol (the paper), cifar (no blur, larger crops), simclr (stronger colors),
+    simclr-cifar (half as strong, no blur), infomin (stronger colors and RandAugment, as in InfoMin's code), randaugment
+    (the same with torchvision's strengths) or crops (random crops and flips only)."""
     crop_min: Fraction | None = None
     """Smallest area of a random crop, as a fraction of the image; overrides that of --views."""
 
@@ -102,6 +107,8 @@ class OptimConfig:
     """Epochs of linear warm-up before the cosine decay."""
     weight_decay: NonNegative = 1e-4
     """Weight decay of the parameters that weight_decay_on names."""
+    weight_decay_end: NonNegative | None = None
+    """Weight decay at the end of the training, reached along a cosine (default: constant)."""
     weight_decay_on: Literal["weights", "all"] = "weights"
     """Parameters with weight decay: weights (no biases, norms and tokens) or all; lars never decays 1-D tensors."""
     clip_gradient: Positive | None = None
@@ -170,6 +177,12 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
             )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        queue = getattr(self.method_config, "assignment_queue", None) or 0
+        if queue % self.batch_size:
+            raise UserError(
+                f"assignment_queue={queue} must be a multiple of batch_size={self.batch_size}: whole batches enter and"
+                f" leave it. Use {queue // self.batch_size * self.batch_size or self.batch_size}."
+            )
         cache_limit(self.cache_images)
         if self.resume and self.overwrite:
             raise UserError("resume=True and overwrite=True exclude each other. Give one of them.")
@@ -201,7 +214,10 @@ SIZES = frozenset({"hidden", "dim", "queue_length", "momentum", "prototypes"})
 REMOVED_SETTINGS = {"accumulate": 1}
 """Settings of earlier versions with the only value they could have; a config.yaml may still contain them."""
 
-EARLIER_VALUES: dict[str, Any] = {"final_bias": True, "zero_init_residual": False, "weight_decay_on": "weights"}
+EARLIER_VALUES: dict[str, Any] = {
+    "final_bias": True, "zero_init_residual": False, "weight_decay_on": "weights", "final_scale": False,
+    "assignment_queue": 0, "fix_predictor_lr": False, "exported": "student",
+}  # fmt: skip
 """Settings that earlier versions did not have, with the value that describes what those versions did."""
 
 
@@ -240,18 +256,19 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     """Return the config of a run: `settings` win over the file `config`, the file over the recipe.
 
     A recipe is written for SNCLR. Another method takes the recipe's run settings, but its method settings from its own
-    paper, except that a recipe of scale "small" also sets `SIZES`. If the recipe's warm-up is not shorter than the
-    given epochs, it becomes a tenth of them.
+    paper, except that a recipe of scale "small" also sets `SIZES`; see `paper_settings` for those that depend on the
+    run. If the recipe's warm-up is not shorter than the given epochs, it becomes a tenth of them.
 
     >>> config = resolve({"recipe": "cifar", "epochs": 7})
     >>> config.epochs, config.warmup_epochs
     (7, 0.7)
-    >>> resolve({"recipe": "cifar", "method": "simclr"}).temperature  # as in its paper
-    0.1
+    >>> resolve({"recipe": "cifar", "method": "simclr"}).temperature  # as in its authors' command for CIFAR-10
+    0.5
     """
     known = all_settings()
     given = _check_names(settings)
-    saved = {} if config is None else _check_names(read_config(Path(config)))
+    read = {} if config is None else read_config(Path(config))
+    saved = _check_names(read)
     saved = {name: value for name, value in saved.items() if name not in ("out", "resume", "overwrite")}
     recipe_name = known_spelling(str((saved | given).get("recipe", "photos")), RECIPES)
     recipe = get_recipe(recipe_name)
@@ -264,6 +281,9 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     if method != "snclr":
         replaced = METHOD_SETTINGS - (SIZES if recipe.scale == "small" else set())
         values = {name: value for name, value in values.items() if name not in replaced}
+        # A saved run has all its settings; those that are None are among them.
+        if not (is_saved_run(settings) or (is_saved_run(read) and read["method"] == method)):
+            values |= paper_settings(method, _setup(values | saved | given, paper_scale=recipe.scale == "paper"))
     for source in (saved, given):
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
@@ -275,6 +295,14 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     method_config = METHODS[method](**{name: value for name, value in values.items() if name in names})
     run_settings = {name: value for name, value in values.items() if name not in METHOD_SETTINGS}
     return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
+
+
+def _setup(values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
+    """Return what the settings of a method's paper depend on."""
+    known = all_settings()
+    names = [field.name for field in fields(Setup) if field.name != "paper_scale"]
+    checked = {name: known[name].check(values[name]) if name in values else known[name].default for name in names}
+    return Setup(**checked, paper_scale=paper_scale)
 
 
 def fit_queue(config: PretrainConfig, images: int) -> PretrainConfig:
@@ -309,12 +337,28 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
-    # The config.yaml of a run of any version has these; a file with a few settings written by hand has not.
-    written_by_a_run = {"out", "method", "seed", "resume", "overwrite"} <= saved.keys()
+    written_by_a_run = is_saved_run(saved)
     saved = {current_name(name) if isinstance(name, str) else name: value for name, value in saved.items()}
     if written_by_a_run and saved["method"] in list(METHODS):
-        return settings_for_method(saved["method"], EARLIER_VALUES) | saved
+        return _with_earlier_values(saved)
     return saved
+
+
+def is_saved_run(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings are those in the config.yaml of a run, of any version; a file written by hand has fewer."""
+    names = ("out", "recipe", "method", "seed", "resume", "overwrite", "encoder", "epochs", "batch_size", "optimizer")
+    return all(settings.get(name) is not None for name in names)
+
+
+def _with_earlier_values(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run together with those that its version did not have yet.
+
+    Before there was `predictor_final_bn`, `final_bn` was for both heads. Before there was `drop_path`, the views
+    "infomin" were those that are now named "randaugment".
+    """
+    added = {**EARLIER_VALUES, "predictor_final_bn": saved.get("final_bn", False)}
+    renamed = {"views": "randaugment"} if saved.get("views") == "infomin" and "drop_path" not in saved else {}
+    return settings_for_method(saved["method"], added) | saved | renamed
 
 
 def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:

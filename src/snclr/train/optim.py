@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -53,23 +53,31 @@ def build_optimizer(
     lr: float,
     weight_decay: float,
     weight_decay_on: str = "weights",
+    constant_lr: Collection[str] = (),
 ) -> torch.optim.Optimizer:
     """Return the optimizer "lars", "adamw" or "sgd" over the parameters that require a gradient, in the order given.
 
-    There are always two groups: weights with decay, then biases, norms, class tokens and positions without. With
-    `weight_decay_on="all"` the second is empty.
+    There are two groups: weights with decay, then biases, norms, class tokens and positions without. With
+    `weight_decay_on="all"` the second is empty. The parameters of modules in `constant_lr` are in two further groups
+    with `constant_lr` True.
 
     >>> layer = torch.nn.Linear(3, 2)
     >>> optimizer = build_optimizer("sgd", layer.named_parameters(), lr=0.1, weight_decay=1e-4)
     >>> [group["weight_decay"] for group in optimizer.param_groups]
     [0.0001, 0.0]
     """
-    decay: list[Tensor] = []
-    no_decay: list[Tensor] = []
+    kinds = [(constant, decays) for constant in (False, True) for decays in (True, False)]
+    members: dict[tuple[bool, bool], list[Tensor]] = {kind: [] for kind in kinds}
     for path, parameter in named_parameters:
         if parameter.requires_grad:
-            (decay if weight_decay_on == "all" or takes_decay(path, parameter) else no_decay).append(parameter)
-    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
+            decays = weight_decay_on == "all" or takes_decay(path, parameter)
+            members[path.partition(".")[0] in constant_lr, decays].append(parameter)
+    groups = [
+        {"params": members[constant, decays], "weight_decay": weight_decay if decays else 0.0, "decays": decays,
+         "constant_lr": constant}
+        for constant, decays in kinds
+        if constant_lr or not constant
+    ]  # fmt: skip
     if name == "lars":
         return LARS(groups, lr=lr)
     if name == "adamw":

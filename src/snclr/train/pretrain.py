@@ -125,7 +125,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
                 task.on_save(task.total_steps)
                 names = ("method", "recipe", "data", "epochs", "batch_size", "seed")
                 origin = {**{name: getattr(config, name) for name in names}, "steps": task.total_steps}
-                save_encoder(task.module.encoder, task.spec, run.path, extra=origin)
+                save_encoder(task.module.exported_encoder, task.spec, run.path, extra=origin)
     return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped))
 
 

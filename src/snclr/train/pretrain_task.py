@@ -26,7 +26,7 @@ from snclr.train.config import PretrainConfig
 from snclr.train.health import PURITY_IN_TRAINING, collapsed, health, purity_chance
 from snclr.train.metrics import MetricsLog
 from snclr.train.optim import scaled_lr
-from snclr.train.schedule import warmup_cosine
+from snclr.train.schedule import cosine, warmup_cosine
 from snclr.train.trainer import LoaderTask, check_finite
 
 COLLAPSE_ADVICE = (
@@ -81,14 +81,15 @@ class PretrainTask(LoaderTask):
     def training_step(self, batch: Batch) -> tuple[StepOutput, float, float]:
         """Update the weights once; return the method's output, learning rate and gradient norm before clipping."""
         config = self.config
-        lr = warmup_cosine(
-            batch.step,
-            total_steps=self.total_steps,
-            warmup_steps=round(config.warmup_epochs * self.steps_per_epoch),
-            peak=scaled_lr(config.lr, config.batch_size),
-        )
+        peak = scaled_lr(config.lr, config.batch_size)
+        warmup_steps = round(config.warmup_epochs * self.steps_per_epoch)
+        lr = warmup_cosine(batch.step, total_steps=self.total_steps, warmup_steps=warmup_steps, peak=peak)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = peak if group["constant_lr"] else lr
+            if group["decays"] and config.weight_decay_end is not None:
+                group["weight_decay"] = cosine(
+                    batch.step, total_steps=self.total_steps, start=config.weight_decay, end=config.weight_decay_end
+                )
         # Dropout and drop-path use the global generator. Seeding it by the step leaves no generator state to save.
         torch.manual_seed(config.seed * 1_000_003 + batch.step)
         output = self.wrapped(batch.views, batch.ids, epoch=batch.epoch, labels=batch.labels)
@@ -194,4 +195,5 @@ class PretrainTask(LoaderTask):
     def on_save(self, step: int) -> None:
         """Write skipped.jsonl (the unreadable images and the reasons) and, if it is due, an encoder snapshot."""
         write_atomic(self.run.skipped, "".join(json.dumps(asdict(skip)) + "\n" for skip in self.loader.skipped))
-        save_snapshot(self.run, self.module.encoder, step, total_steps=self.total_steps, keep=self.config.keep_encoders)
+        encoder, keep = self.module.exported_encoder, self.config.keep_encoders
+        save_snapshot(self.run, encoder, step, total_steps=self.total_steps, keep=keep)

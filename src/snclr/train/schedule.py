@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that a resumed run needs no scheduler state."""
+"""Learning rate and weight decay as pure functions of the step, so that a resumed run needs no scheduler state."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def warmup_cosine(
         return first + (peak - first) * step / warmup_steps
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
     return end + (peak - end) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def cosine(step: int, *, total_steps: int, start: float, end: float) -> float:
+    """Return the value of `step` on a cosine from `start` to `end`, which is reached at `total_steps`.
+
+    >>> [round(cosine(s, total_steps=10, start=0.04, end=0.4), 2) for s in (0, 5, 10)]
+    [0.04, 0.22, 0.4]
+    """
+    return warmup_cosine(step, total_steps=total_steps, warmup_steps=0, peak=start, end=end)

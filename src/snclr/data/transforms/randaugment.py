@@ -1,8 +1,8 @@
 """RandAugment (Cubuk et al., 2020) from given random numbers: two of fifteen operations per image.
 
-The operations are those of torchvision on uint8 images. As in InfoMin, the magnitude is normal with mean 10 and
-standard deviation 0.5, clipped to 10. Empty regions are filled with the mean color. Each result depends on its own
-numbers alone.
+The operations are those of torchvision on uint8 images; `PYCONTRAST` has the strengths of InfoMin's official code. As
+there, the magnitude is normal with mean 10 and standard deviation 0.5, clipped to 10. Empty regions are filled with the
+mean color. Each result depends on its own numbers alone.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ Operation = Callable[[Tensor, float, float], Tensor]  # image uint8 (3, H, W), m
 
 
 def _affine(
-    x: Tensor, *, angle: float = 0, move: tuple[float, float] = (0, 0), shear: tuple[float, float] = (0, 0)
-) -> Tensor:
+    x: Tensor, *, angle: float = 0, move: tuple[float, float] = (0, 0), shear: tuple[float, float] = (0, 0),
+    center: list[float] | None = None,
+) -> Tensor:  # fmt: skip
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     shift = [round(part * x.shape[-1]) for part in move]
     lean = [math.degrees(math.atan(part)) for part in shear]
     moved: Tensor = functional.affine(
         x, angle=angle, translate=shift, scale=1.0, shear=lean, interpolation=InterpolationMode.BILINEAR,
-        fill=[124.0, 116.0, 104.0],
+        fill=[124.0, 116.0, 104.0], center=center,
     )  # fmt: skip
     return moved
 
@@ -62,7 +63,25 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def rand_augment(x: Tensor, numbers: npt.NDArray[np.float64], probability: float) -> Tensor:
+PYCONTRAST: dict[str, Operation] = {
+    **OPERATIONS,
+    # Levels are truncated, and the enhancing operations have no sign. At full strength, nothing is solarized.
+    "posterize": lambda x, m, s: _library("posterize", x, int(4 * m)),
+    "solarize": lambda x, m, s: torch.where(x.int() >= int(256 * m), 255 - x, x),
+    "solarize add": lambda x, m, s: torch.where(x < 128, (x.int() + int(110 * m)).clamp(max=255), x).to(x.dtype),
+    "color": lambda x, m, s: _library("adjust_saturation", x, 0.1 + 1.8 * m),
+    "contrast": lambda x, m, s: _library("adjust_contrast", x, 0.1 + 1.8 * m),
+    "brightness": lambda x, m, s: _library("adjust_brightness", x, 0.1 + 1.8 * m),
+    "sharpness": lambda x, m, s: _library("adjust_sharpness", x, 0.1 + 1.8 * m),
+    "shear x": lambda x, m, s: _affine(x, shear=(0.3 * m * s, 0), center=[0.0, 0.0]),
+    "shear y": lambda x, m, s: _affine(x, shear=(0, 0.3 * m * s), center=[0.0, 0.0]),
+}
+"""The operations with the strengths of PyContrast, the code of InfoMin's authors."""
+
+
+def rand_augment(
+    x: Tensor, numbers: npt.NDArray[np.float64], probability: float, operations: dict[str, Operation] = OPERATIONS
+) -> Tensor:
     """Transform images float (n, 3, H, W) in [0, 1] by numbers (n, NUMBERS) in [0, 1); `probability` per operation.
 
     >>> images = torch.rand(4, 3, 8, 8)
@@ -74,7 +93,7 @@ def rand_augment(x: Tensor, numbers: npt.NDArray[np.float64], probability: float
         image = x[row].mul(255).round().to(torch.uint8)
         for whether, which, strength, sign in numbers[row].reshape(TURNS, 4):
             if whether < probability:
-                operation = list(OPERATIONS.values())[int(which * len(OPERATIONS))]
+                operation = list(operations.values())[int(which * len(operations))]
                 image = operation(image, _strength(strength), 1.0 if sign < 0.5 else -1.0)
         changed[row] = image.to(x.dtype).div(255)
     return changed

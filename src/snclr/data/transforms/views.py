@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,8 @@ class ViewSettings:
     """Probability of solarization."""
     randaugment: float = 0.0
     """Probability of each of the two operations of RandAugment, applied after the jitter."""
+    pycontrast: bool = False
+    """Use the strengths and the order of InfoMin's code: jitter, blur, RandAugment, grayscale."""
     center: bool = False
     """Take the center crop of evaluation instead of a random crop."""
 
@@ -74,16 +76,24 @@ class ViewSettings:
             )
 
 
-_INFOMIN = ViewSettings(crop_min=0.2, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5, randaugment=0.5)
+# The color distortion of SimCLR (Chen et al., 2020) at strength 1, and at strength 0.5 as in its command for CIFAR-10.
+_SIMCLR = ViewSettings(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5)
+_SIMCLR_CIFAR = ViewSettings(saturation=0.4, blur=0.0)
+_RANDAUGMENT = replace(_SIMCLR, crop_min=0.2, randaugment=0.5)
+_INFOMIN = replace(_RANDAUGMENT, pycontrast=True)
 _CROPS = ViewSettings(crop_min=0.2, jitter=0.0, grayscale=0.0, blur=0.0)
 VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
     # The augmentations of BYOL's two views (Grill et al., 2020), which the paper uses.
     "byol": (ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)),
     # For small images (about 32 pixels): 8 % of the area would be 9 × 9 pixels, and blur would remove all detail.
     "cifar": (ViewSettings(crop_min=0.2, blur=0.0), ViewSettings(crop_min=0.2, blur=0.0, solarize=0.2)),
+    "simclr": (_SIMCLR, _SIMCLR),
+    "simclr-cifar": (_SIMCLR_CIFAR, _SIMCLR_CIFAR),
     # InfoMin's (Tian et al., "What Makes for Good Views for Contrastive Learning?", 2020): stronger colors and
     # RandAugment, the same for both views, without the JigSaw branch.
     "infomin": (_INFOMIN, _INFOMIN),
+    # The same with torchvision's strengths of RandAugment, which go both ways.
+    "randaugment": (_RANDAUGMENT, _RANDAUGMENT),
     # For images whose color matters or that have none: crops and flips only.
     "crops": (_CROPS, _CROPS),
 }
@@ -91,6 +101,16 @@ TRAIN_CROP = ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0)
 """A random crop and flip, for linear probes and fine-tuning."""
 PLAIN_VIEW = ViewSettings(center=True, jitter=0.0, grayscale=0.0, blur=0.0)
 """The image as in evaluation: the center crop, without color changes."""
+
+_LOCAL_MIN = 0.05  # smallest area of a local crop, in SwAV and DINO
+LOCAL_BLUR = 0.5  # probability of blur in a local crop, in SwAV and DINO
+
+
+def local_view(first: ViewSettings) -> ViewSettings:
+    """Return the settings of a local crop (multi-crop): the colors of the first view, a smaller part of the image."""
+    low, high, blur = min(_LOCAL_MIN, first.crop_min), first.crop_min, min(first.blur, LOCAL_BLUR)
+    return replace(first, crop_min=low, crop_max=high, blur=blur, solarize=0.0)
+
 
 # Positions of the random numbers of a view.
 _FLIP = crops.CROP_NUMBERS
@@ -160,10 +180,14 @@ def color_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int
         for position, part in itertools.product(range(4), range(4)):
             if f"{position}.{part}" in rows:
                 _change_(x, rows[f"{position}.{part}"], functools.partial(_distort, part, factors[:, part]))
+        if settings.pycontrast:
+            _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
         if settings.randaugment:
-            x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment)
+            operations = randaugment.PYCONTRAST if settings.pycontrast else randaugment.OPERATIONS
+            x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment, operations)
         _change_(x, rows["gray"], lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
-        _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
+        if not settings.pycontrast:
+            _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
         _change_(x, rows["solarize"], lambda part, _: color.solarize(part))
         return _normalize_(x)
 

@@ -79,7 +79,8 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
             method.target_network, None, "key", weigh_by_cosine, method.queue, config.image_size, description
         )
     description = f"the encoder's features (the run's method is {config.method}); w by Eq. 4 on the same features"
-    return EmbeddingSpace(method.encoder, None, "checkpoint", weigh_by_cosine, None, config.image_size, description)
+    encoder = method.exported_encoder
+    return EmbeddingSpace(encoder, None, "checkpoint", weigh_by_cosine, None, config.image_size, description)
 
 
 def weigh_by_cosine(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Projector and predictor MLPs, and the prototype layer.
 
 SNCLR's heads are BYOL's: linear, batch norm, ReLU, linear without bias, with 4096 hidden units and 256 outputs.
-MoCo v3's projector has three linear layers and a final batch norm without scale and shift. MoCo v2's has no batch norm,
-and neither has DINO's on an encoder without batch norm.
+MoCo v3's projector ends with a batch norm without scale and shift, SimCLR's with one that has a scale. MoCo v2's has no
+batch norm, and neither has DINO's on an encoder without batch norm.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ def mlp(
     *,
     layers: int = 2,
     final_bn: bool = False,
+    final_scale: bool = False,
     hidden_bn: bool = True,
     final_bias: bool = True,
     activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
     """Return an MLP (N, in_features) → (N, out) of `layers` linear layers, with batch norm and ReLU between them.
 
-    `final_bn` adds a batch norm without scale and shift at the end; `hidden_bn=False` omits those between the layers.
-    `final_bias=False` omits the bias of the last layer. No layers: the identity.
+    `final_bn` adds a batch norm without scale and shift at the end, `final_scale` gives it a scale; `hidden_bn=False`
+    omits those between the layers. `final_bias=False` omits the bias of the last layer. No layers: the identity.
     """
     widths = [in_features, *[hidden] * (layers - 1), out]
     parts: list[nn.Module] = []
@@ -37,7 +38,9 @@ def mlp(
         bias = not batch_norm and (final_bias or not last)
         parts.append(nn.Linear(widths[depth], widths[depth + 1], bias=bias))
         if batch_norm:
-            parts.append(nn.BatchNorm1d(widths[depth + 1], affine=not last))
+            parts.append(nn.BatchNorm1d(widths[depth + 1], affine=not last or final_scale))
+            if last and final_scale:
+                parts[-1].bias.requires_grad_(False)  # torch has no batch norm with a scale alone
         if not last:
             parts.append(nn.ReLU(inplace=True) if activation is nn.ReLU else activation())
     return nn.Sequential(*parts)
@@ -47,16 +50,24 @@ class Prototypes(nn.Module):
     """Cosine similarity (N, P) of features (N, D) to P learned prototypes: a linear layer with unit-length rows.
 
     This is SwAV's prototype layer and DINO's weight-normalized last layer. The scores do not depend on the length of a
-    row, so weight decay changes only its effective learning rate.
+    row. Weight decay still has an effect: it shortens the rows, and a step of the optimizer turns a short row further.
+    `learned_scale` multiplies each score by a learned factor, which starts at 1 (DINO without `norm_last_layer`).
     """
 
-    def __init__(self, dim: int, count: int) -> None:
+    def __init__(self, dim: int, count: int, *, learned_scale: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(F.normalize(torch.randn(count, dim), dim=1))
+        self.scale = nn.Parameter(torch.ones(count)) if learned_scale else None
 
     def forward(self, features: Tensor, *, frozen: bool = False) -> Tensor:
         """Return the scores (N, P). `frozen` makes the gradient of the prototypes zero, but not None."""
-        weight: Tensor = self.weight
-        if frozen:  # DDP waits for the gradient of every parameter
-            weight = weight.detach() + 0 * (weight - weight.detach())
-        return F.normalize(features, dim=1) @ F.normalize(weight, dim=1).T
+        weight = _frozen(self.weight) if frozen else self.weight
+        scores = F.normalize(features, dim=1) @ F.normalize(weight, dim=1).T
+        if self.scale is None:
+            return scores
+        return scores * (_frozen(self.scale) if frozen else self.scale)
+
+
+def _frozen(parameter: Tensor) -> Tensor:
+    """Return the parameter with a zero gradient: DDP waits for the gradient of every parameter."""
+    return parameter.detach() + 0 * (parameter - parameter.detach())

@@ -1,0 +1,126 @@
+"""Values of the methods' papers and official code that depend on the run: encoder, epochs, batch, image size, views.
+
+`paper_settings` returns them for a method. They replace those of the recipe and of the config class; a given setting
+replaces them. Values of the run itself (learning rate, crops, weight decay) are used with recipes of scale "paper"
+only, since a recipe for less data has the same for every method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SMALL_IMAGE = 64
+_VIT_NAMES = ("vit", "deit", "beit", "eva")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the values depend on."""
+
+    encoder: str
+    image_size: int
+    epochs: int
+    batch_size: int
+    views: str
+    prototypes: int | None
+    local_crops: int
+    paper_scale: bool
+
+    @property
+    def vit(self) -> bool:
+        """Whether the encoder is a ViT, by its name: the settings are resolved without building the encoder."""
+        return self.encoder.startswith(_VIT_NAMES)
+
+
+def paper_settings(method: str, setup: Setup) -> dict[str, Any]:
+    """Return the settings of a method that its paper or official code chooses by the run.
+
+    >>> cifar = Setup(encoder="resnet18", image_size=32, epochs=200, batch_size=512, views="cifar", prototypes=None,
+    ...               local_crops=0, paper_scale=False)
+    >>> paper_settings("simclr", cifar)
+    {'temperature': 0.5}
+    """
+    return _BY_METHOD[method](setup) if method in _BY_METHOD else {}
+
+
+def nearest_length(by_epochs: Mapping[int, Any], epochs: int) -> Any:
+    """Return the value whose number of epochs has the smallest ratio to `epochs`.
+
+    >>> nearest_length({40: 0.97, 100: 0.99, 1000: 0.996}, 800)
+    0.996
+    """
+    return by_epochs[min(by_epochs, key=lambda length: abs(math.log(epochs / length)))]
+
+
+def _simclr(setup: Setup) -> dict[str, Any]:
+    # The authors' command for CIFAR-10; 0.1 is that for ImageNet.
+    small = {"temperature": 0.5} if setup.image_size <= SMALL_IMAGE else {}
+    return small | ({"views": "simclr"} if setup.paper_scale else {})
+
+
+def _mocov2(setup: Setup) -> dict[str, Any]:
+    return {"temperature": 0.15} if setup.views == "infomin" else {}  # InfoMin's code is MoCo v2 with other views
+
+
+def _mocov3(setup: Setup) -> dict[str, Any]:
+    if setup.vit:
+        heads = {"projector_layers": 3, "predictor_final_bn": True, "temperature": 0.2}
+        return heads | ({"weight_decay_on": "all"} if setup.paper_scale else {})
+    if not setup.paper_scale:
+        return {}
+    lengths = {
+        100: {"lr": 0.6, "weight_decay": 1e-6, "momentum": 0.99},
+        300: {"lr": 0.3, "weight_decay": 1e-6, "momentum": 0.99},
+        1000: {"lr": 0.3, "weight_decay": 1.5e-6, "momentum": 0.996},
+    }
+    return {"crop_min": 0.2, **nearest_length(lengths, setup.epochs)}
+
+
+def _byol(setup: Setup) -> dict[str, Any]:
+    if setup.vit or not setup.paper_scale:  # BYOL has no ViT; a small recipe has its own momentum
+        return {}
+    lengths = {
+        40: {"lr": 0.45, "weight_decay": 1e-6, "momentum": 0.97},
+        100: {"lr": 0.45, "weight_decay": 1e-6, "momentum": 0.99},
+        300: {"lr": 0.3, "weight_decay": 1e-6, "momentum": 0.99},
+        1000: {"lr": 0.2, "weight_decay": 1.5e-6, "momentum": 0.996},
+    }
+    settings: dict[str, Any] = nearest_length(lengths, setup.epochs)
+    return settings
+
+
+def _swav(setup: Setup) -> dict[str, Any]:
+    prototypes, batch = setup.prototypes or 3000, setup.batch_size
+    # 3840 features with 3000 prototypes and a batch of 256, as in the authors' script.
+    missing = 0 if batch >= prototypes else math.ceil((prototypes * 4 / 3 - batch) / batch) * batch
+    start = 15 if setup.paper_scale else round(setup.epochs * 15 / 200)  # as early in the training as in that script
+    crops = {"crop_min": 0.14} if setup.local_crops else {}
+    return {"assignment_queue": missing, "assignment_queue_start": start, **crops}
+
+
+def _dino(setup: Setup) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if setup.local_crops:
+        settings["crop_min"] = 0.4 if setup.vit else 0.14
+    elif setup.paper_scale:
+        settings["crop_min"] = 0.14  # the authors' advice for training without local crops
+    if setup.paper_scale:
+        settings["clip_gradient"] = 3.0
+        if setup.vit:
+            settings |= {"lr": 5e-4, "warmup_epochs": 10, "weight_decay": 0.04, "weight_decay_end": 0.4}
+            # The authors' ViT: learned positions and patch embedding, and the usual number of heads.
+            settings |= {"drop_path": 0.1, "sincos": False, "freeze_patch_embed": False, "heads": None}
+    return settings
+
+
+_BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
+    "simclr": _simclr,
+    "mocov2": _mocov2,
+    "mocov3": _mocov3,
+    "byol": _byol,
+    "swav": _swav,
+    "dino": _dino,
+}
