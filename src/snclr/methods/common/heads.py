@@ -57,6 +57,6 @@ class Prototypes(nn.Module):
     def forward(self, features: Tensor, *, frozen: bool = False) -> Tensor:
         """Return the scores (N, P). `frozen` makes the gradient of the prototypes zero, but not None."""
         weight: Tensor = self.weight
-        if frozen:  # DDP waits for the gradient of every parameter
+        if frozen:  # on several ranks every parameter needs a gradient
             weight = weight.detach() + 0 * (weight - weight.detach())
         return F.normalize(features, dim=1) @ F.normalize(weight, dim=1).T
