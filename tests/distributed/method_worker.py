@@ -4,9 +4,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from snclr.distributed.collectives import all_reduce_sum, is_distributed, rank_and_size
+from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.methods import METHODS
 from snclr.train.build import build_method, encoder_spec, view_sizes
@@ -44,7 +44,7 @@ def play(name: str) -> dict:
     config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
     method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3).double())
     rank, size = rank_and_size()
-    wrapped = DistributedDataParallel(method) if is_distributed() else method
+    averager = GradientAverager(method) if is_distributed() else None
     mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     losses, gradients = [], []
     for step in range(STEPS):
@@ -53,8 +53,10 @@ def play(name: str) -> dict:
             torch.randn(BATCH, 3, size, size, generator=generator, dtype=torch.float64) for size in view_sizes(config)
         ]
         ids, labels = torch.arange(BATCH) + step * BATCH // 2, (torch.arange(BATCH) % 4) - 1  # two have none
-        output = wrapped([view[mine] for view in views], ids[mine], epoch=step, labels=labels[mine])
+        output = method([view[mine] for view in views], ids[mine], epoch=step, labels=labels[mine])
         output.loss.backward()
+        if averager is not None:
+            averager.finish()
         losses.append(float(all_reduce_sum(output.loss.detach().clone()) / size))
         taken = {key: part for key, part in method.named_parameters() if part.requires_grad}
         gradients.append({key: part.grad.clone() for key, part in taken.items()})

@@ -31,8 +31,38 @@ def test_effective_rank_matches_the_naive_definition():
     torch.manual_seed(0)
     features = torch.randn(20, 6)
     assert effective_rank(features) == pytest.approx(naive.effective_rank(features.tolist()), rel=1e-6)
+    wide = torch.randn(6, 20)  # fewer images than dims
+    assert effective_rank(wide) == pytest.approx(naive.effective_rank(wide.tolist()), rel=1e-6)
     line = torch.linspace(-1, 1, 20)[:, None] * torch.randn(1, 6)
     assert effective_rank(line) == pytest.approx(1.0, abs=1e-3)
+
+
+class WithoutFloat64(torch.Tensor):
+    """A tensor on a device without float64, such as MPS; `cpu` returns a plain tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.cpu:
+            return result.as_subclass(torch.Tensor)
+        if isinstance(result, cls) and result.dtype is torch.float64:
+            raise TypeError(f"{func} makes a float64 tensor, which the device does not have")
+        return result
+
+
+def test_health_needs_no_float64_on_the_device():
+    torch.manual_seed(0)
+    features, ids = F.normalize(torch.randn(12, 6), dim=1), torch.randint(9, (12, 3))
+    queue = NeighborQueue(20, dim=6)
+    queue.push(torch.randn(20, 6), torch.arange(20))
+    labels = torch.arange(20) % 3
+    plain = StepOutput(torch.tensor(1.0), features, ids, ids.flip(0), ids, torch.rand(12, 3), torch.rand(12, 3))
+    on_device = StepOutput(*(value.as_subclass(WithoutFloat64) for value in plain[:7]))
+    with pytest.raises(TypeError, match="float64"):
+        on_device.features.double()
+    expected = health(plain, labels, torch.arange(12), queue)
+    assert health(on_device, labels.as_subclass(WithoutFloat64), torch.arange(12), queue) == pytest.approx(expected)
+    assert len(expected) >= 8
 
 
 def test_positiveness_entropy_is_one_for_equal_weights_and_zero_for_a_single_one():

@@ -1,4 +1,4 @@
-"""Collectives for training and evaluation. Only this module and `launch` import torch.distributed; lightly uses it too.
+"""Collectives for training and evaluation. Only this package imports torch.distributed; lightly uses it too.
 
 Every function also works on a single rank. Those that communicate, `is_first_rank_on_node` among them, are collective:
 every rank must call them, in the same order.

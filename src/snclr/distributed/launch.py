@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import logging
 import os
 import sys
@@ -39,7 +38,7 @@ def launch(
     (all GPUs). A collective fails after `timeout` seconds. A
     global `batch_size` must be divisible by the world size.
     """
-    Fabric, DDPStrategy = _import_fabric()
+    Fabric, RankStrategy = _import_fabric()
     device = pick_device(accelerator)
     accelerator, _, index = device.partition(":")
     if accelerator == "cpu" and precision in ("16", "bf16"):
@@ -54,9 +53,7 @@ def launch(
     backend = "gloo" if accelerator == "cpu" else "nccl"
     strategy: Any = "auto"
     if env.world_size > 1:
-        strategy = DDPStrategy(
-            **_without_buffer_sync(), process_group_backend=backend, timeout=timedelta(seconds=timeout)
-        )
+        strategy = RankStrategy(process_group_backend=backend, timeout=timedelta(seconds=timeout))
     fabric = Fabric(
         accelerator=accelerator,
         devices=[int(index)] if index else env.local_world_size,
@@ -93,11 +90,12 @@ def _import_fabric() -> tuple[Any, Any]:
         sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # an import then fails as if it were missing
     try:
         from lightning_fabric import Fabric
-        from lightning_fabric.strategies.ddp import DDPStrategy
+
+        from snclr.distributed.strategy import RankStrategy
     finally:
         if hidden:
             del sys.modules["torchmetrics"]
-    return Fabric, DDPStrategy
+    return Fabric, RankStrategy
 
 
 def check_batch_size(batch_size: int, world_size: int) -> None:
@@ -155,11 +153,3 @@ def _connect(fabric: Any, env: ResolvedEnvironment, timeout: float) -> None:
             f"requested rank {env.rank} of {env.world_size}, but this is rank {actual[0]} of {actual[1]}. A program"
             " has one world size: give the same --devices and --nodes each time."
         )
-
-
-def _without_buffer_sync() -> dict[str, Any]:
-    """Return the DDP option that disables the broadcast of buffers: all ranks compute the same queue."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    parameters = inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers": False}

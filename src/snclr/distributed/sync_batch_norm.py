@@ -7,7 +7,7 @@ computes, with n values of a channel over all ranks, x̂ = (x − μ) / √(σ²
     forward   μ = Σ n_r μ_r / n,  σ² = Σ n_r (σ²_r + (μ_r − μ)²) / n       from n_r, μ_r, σ²_r of each rank r
     backward  ∂L/∂x = w / √(σ² + ε) · (g − Σg / n − x̂ Σ(g x̂) / n)         from Σg, Σ(g x̂) of each rank
 
-The gradients of weight and bias are this rank's own; DDP averages them as all others.
+The gradients of weight and bias are this rank's own; they are averaged as all others.
 """
 
 from __future__ import annotations

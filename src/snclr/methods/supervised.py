@@ -45,7 +45,7 @@ class Supervised(Method):
         targets = labels.repeat(len(features))
         with autocast_disabled(logits):
             total = F.cross_entropy(at_least_float32(logits), targets, ignore_index=-1, reduction="sum")
-        # The mean over all labeled views of all ranks; DDP divides the gradient by the world size.
+        # The mean over all labeled views of all ranks; averaging divides the gradient by the world size.
         labeled = all_reduce_sum((targets >= 0).sum().to(total.dtype)).clamp(min=1)
         loss = total * rank_and_size()[1] / labeled
         return StepOutput(loss=loss, features=l2_normalize(features[1].detach()))

@@ -30,8 +30,15 @@ def feature_spread(features: Tensor) -> float:
 
 
 def effective_rank(features: Tensor) -> float:
-    """Return exp of the entropy of the normalized singular values of centered features (N, D), in 1 … min(N, D)."""
-    values = torch.linalg.svdvals((features - features.mean(dim=0)).double())
+    """Return exp of the entropy of the normalized singular values of centered features (N, D), in 1 … min(N, D).
+
+    They are the roots of the eigenvalues of the smaller Gram matrix, in float64 on the CPU: MPS has no float64, and the
+    float64 units of most GPUs are few.
+    """
+    centered = features.detach().cpu().double()
+    centered = centered - centered.mean(dim=0)
+    gram = centered @ centered.T if len(centered) < centered.shape[1] else centered.T @ centered
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     share = values / values.sum().clamp(min=1e-300)
     return float(torch.special.entr(share).sum().exp())
 

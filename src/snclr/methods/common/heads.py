@@ -69,5 +69,5 @@ class Prototypes(nn.Module):
 
 
 def _frozen(parameter: Tensor) -> Tensor:
-    """Return the parameter with a zero gradient: DDP waits for the gradient of every parameter."""
+    """Return the parameter with a zero gradient: on several ranks every parameter needs one."""
     return parameter.detach() + 0 * (parameter - parameter.detach())

@@ -297,7 +297,7 @@ class SoftNeighborLoss(nn.Module):
             rows, w, pulled = weighted_loss(logits, w, form=c.loss_form, sides=sides, pull=self.raises_weights)
             loss = rows.mean()
             if c.attention == "linear":
-                # f1 and f2 need a gradient even in a step that does not use them, because DDP waits for it.
+                # On several ranks, f1 and f2 need a gradient even in a step that does not use them.
                 loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
         return SoftNeighborOutput(loss * 2 * c.temperature if c.times_2tau else loss, neighbors, w.detach(), pulled)
 

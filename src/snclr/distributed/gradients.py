@@ -1,0 +1,140 @@
+"""Average the gradients of all ranks during the backward pass, in an order of sums that never changes.
+
+torch's DistributedDataParallel sorts its buckets anew after the first backward pass. On three ranks or more, the first
+step of a process then rounds differently than the same step of a process that started earlier, and a resumed run would
+differ in its last bits. Here the buckets are fixed when the module is set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from snclr.distributed.collectives import rank_and_size
+
+BUCKET_BYTES = 25 * 2**20
+"""Size of a message: large enough for the bandwidth, small enough to start while the backward pass still runs."""
+
+
+class Bucket:
+    """Parameters of one dtype and device whose gradients are sent in one message."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        self.flat = torch.zeros(sum(p.numel() for p in self.parameters), dtype=first.dtype, device=first.device)
+        # Views with the strides of the parameters, so that a copy of a channels-last gradient permutes nothing.
+        parts = torch.split(self.flat, [p.numel() for p in self.parameters])
+        self.views = [
+            part.as_strided(p.size(), p.stride(), part.storage_offset()) if _is_dense(p) else part.view(p.size())
+            for part, p in zip(parts, self.parameters, strict=True)
+        ]
+        self.missing = len(self.parameters)
+        self.work: Any = None
+
+    @torch.no_grad()
+    def send(self, world_size: int) -> None:
+        """Start the all-reduce of the gradients divided by the world size."""
+        torch._foreach_copy_(self.views, self._gradients())
+        self.flat.mul_(1.0 / world_size)
+        self.work = dist.all_reduce(self.flat, async_op=True)
+
+    @torch.no_grad()
+    def receive(self) -> None:
+        """Wait for the sums and write them to the gradients."""
+        self.work.wait()
+        torch._foreach_copy_(self._gradients(), self.views)
+        self.work, self.missing = None, len(self.parameters)
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+
+class GradientAverager:
+    """Replace the gradients of a module by their mean over the ranks, in buckets that are sent as they become complete.
+
+    Buckets hold the parameters in reverse order, about the order in which a backward pass reaches them, and are sent in
+    that order on every rank. Weights and buffers start as those of rank 0.
+    """
+
+    def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.enabled = True
+        self._names = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        self._buckets = [Bucket(part) for part in _fill(reversed(list(self._names)), bucket_bytes)]
+        self._sent = 0
+        self._started = False
+        _broadcast(module)
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                hook = partial(self._on_gradient, bucket)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Only add up the gradients of this rank inside the block; a later backward pass averages their sum."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def finish(self) -> None:
+        """Send what is left and wait until every gradient is the mean; call it after the backward pass."""
+        if not self._started:
+            return
+        without = [name for parameter, name in self._names.items() if parameter.grad is None]
+        if without:
+            raise RuntimeError(f"parameters without a gradient, which every rank needs: {', '.join(without[:5])}")
+        for bucket in self._buckets[self._sent :]:
+            bucket.send(rank_and_size()[1])
+        for bucket in self._buckets:
+            bucket.receive()
+        self._sent, self._started = 0, False
+
+    def _on_gradient(self, bucket: Bucket, _parameter: Tensor) -> None:
+        if not self.enabled:
+            return
+        self._started = True
+        bucket.missing -= 1
+        # All ranks must send in the same order, so a complete bucket waits for those before it.
+        while self._sent < len(self._buckets) and self._buckets[self._sent].missing == 0:
+            self._buckets[self._sent].send(rank_and_size()[1])
+            self._sent += 1
+
+
+def _fill(parameters: Iterator[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Yield consecutive parameters of one dtype and device, until they exceed the size of a bucket."""
+    part: list[nn.Parameter] = []
+    for parameter in parameters:
+        full = sum(p.nbytes for p in part) + parameter.nbytes > bucket_bytes
+        if part and (full or (part[0].dtype, part[0].device) != (parameter.dtype, parameter.device)):
+            yield part
+            part = []
+        part.append(parameter)
+    if part:
+        yield part
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the strides are a permutation of the contiguous ones: no gaps and no overlap."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.size(), strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+@torch.no_grad()
+def _broadcast(module: nn.Module) -> None:
+    for tensor in [*module.parameters(), *module.buffers()]:
+        sent = tensor.contiguous()
+        dist.broadcast(sent, src=0)
+        tensor.copy_(sent)
