@@ -191,7 +191,7 @@ class ViewLoader:
         """Apply stage 2 on the device."""
         settings = self._stage1.views
         with threads_for(crops.crops[0].numel()):
-            on_device = to_device(crops.crops, self._device)
+            on_device = [to_device(part, self._device) for part in crops.crops]
             views = tuple(
                 color_views(
                     on_device[v], settings[v], seed=self._stage1.seed, epoch=crops.epoch, ids=crops.ids, view=v
