@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import snclr
 from snclr.cli.main import main
 from snclr.errors import UserError
-from snclr.evaluation.few_shot import draw_labels, few_shot
+from snclr.evaluation.few_labels.few_shot import draw_labels, few_shot
 
 
 def naive_accuracy(train, train_labels, test, test_labels, chosen) -> float:

@@ -73,7 +73,7 @@ def fewshot(
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
         options: Those of `SessionOptions`.
     """
-    from snclr.evaluation.few_shot import evaluate_few_shot
+    from snclr.evaluation.few_labels.few_shot import evaluate_few_shot
     from snclr.evaluation.session import open_session
 
     with open_session(run, **options) as session:
