@@ -3,7 +3,7 @@
 from .api.compare import ablate as ablate, compare as compare
 from .api.demo import demo as demo
 from .api.detect import detect as detect
-from .api.evaluate import finetune as finetune, knn as knn, linear as linear
+from .api.evaluate import fewshot as fewshot, finetune as finetune, knn as knn, linear as linear
 from .api.explore import curate as curate, explore as explore
 from .api.export import export as export
 from .api.pack import pack as pack, verify_shards as verify_shards

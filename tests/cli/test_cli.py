@@ -36,6 +36,7 @@ FLAGS = {
     "pretrain": _SETTINGS,
     "plan": "--steps " + " ".join(flag for flag in _SETTINGS.split() if flag not in _RUN_DIR),
     "knn": f"--data --test {_RANKS} --no-cache --seed --k --temperature",
+    "fewshot": f"--data --test {_RANKS} --no-cache --seed --labels-per-class --draws",
     "linear": f"--data --test {_RANKS} --no-cache --seed --protocol --epochs --batch-size --lr",
     "neighbors": f"--data --candidates --k --neighbors --rows --seed --out {_RANKS} --no-cache",
     "export": "--to --out",

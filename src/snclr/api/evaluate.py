@@ -1,4 +1,4 @@
-"""Classification accuracy of a run's encoder: `snclr.knn`, `snclr.linear` and `snclr.finetune`."""
+"""Classification accuracy of a run's encoder: `snclr.knn`, `snclr.fewshot`, `snclr.linear` and `snclr.finetune`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snclr.api.options import RankOptions, SessionOptions, with_options
-from snclr.evaluation.results import FinetuneResult, KnnResult, LinearResult
+from snclr.evaluation.results import FewShotResult, FinetuneResult, KnnResult, LinearResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,6 +44,43 @@ def knn(
 
     with open_session(run, **options) as session:
         return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed, baselines=baselines)
+
+
+@with_options(SessionOptions)
+def fewshot(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    test: str | None = None,
+    labels_per_class: int = 1,
+    draws: int = 20,
+    seed: int = 0,
+    baselines: bool | None = None,
+    **options: Unpack[SessionOptions],
+) -> FewShotResult:
+    """Evaluate a run by the nearest labeled image, with a few labels per class.
+
+    The labeled images are drawn several times from the training images; the accuracy is the mean over draws. The result
+    is also appended to RUN/results.jsonl. Features are cached in RUN/evaluation/features.
+
+    Args:
+        run: Run directory, the --out of snclr pretrain.
+        data: Labeled images: a folder, a list, shards or a dataset name (default: the run's training data).
+        test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
+        labels_per_class: Labeled images of each class; all of a class that has fewer.
+        draws: Number of random draws of the labeled images.
+        seed: Seed of the train/test split and of the draws.
+        baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
+        options: Those of `SessionOptions`.
+    """
+    from snclr.evaluation.few_labels.few_shot import evaluate_few_shot
+    from snclr.evaluation.session import open_session
+
+    with open_session(run, **options) as session:
+        return evaluate_few_shot(
+            session, data=data, test=test, labels_per_class=labels_per_class, draws=draws, seed=seed,
+            baselines=baselines,
+        )  # fmt: skip
 
 
 @with_options(SessionOptions)

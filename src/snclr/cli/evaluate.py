@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from snclr.api.evaluate import finetune, knn, linear
+from snclr.api.evaluate import fewshot, finetune, knn, linear
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table
 from snclr.errors import count
-from snclr.evaluation.results import AccuracyResult, Baseline, KnnResult
+from snclr.evaluation.results import AccuracyResult, Baseline, FewShotResult, KnnResult
 
 _KNN_EXAMPLES = """Examples:
   snclr knn runs/photos --data labeled-photos/
@@ -17,6 +17,14 @@ _KNN_EXAMPLES = """Examples:
 
 Features are cached in RUN/evaluation/features and reused by the next evaluation. Repeat the command to continue a
 stopped evaluation.
+"""
+_FEWSHOT_EXAMPLES = """Examples:
+  snclr fewshot runs/photos --data labeled-photos/                        # one label per class
+  snclr fewshot runs/photos --data labeled-photos/ --labels-per-class 4 --draws 100
+
+Each draw labels a few random training images of every class. Every test image gets the class of the nearest of them, by
+cosine similarity. The accuracy is the mean over the draws, and s.e. its standard error over the draws. Use it for
+datasets with many near-duplicates, such as views of one object, where kNN with all labels is close to 100 %.
 """
 _LINEAR_EXAMPLES = """Examples:
   snclr linear runs/photos --data labeled-photos/              # cached features: seconds
@@ -52,7 +60,10 @@ _TITLES = {
 def show_accuracy(result: AccuracyResult) -> None:
     """Print the accuracies of the run and the baselines, with what is needed to judge them."""
     k = f", k = {result.k}" if isinstance(result, KnnResult) else ""
-    print(f"{_TITLES[result.kind]} top-1 ± s.e.{k}, {count(result.n, 'test image')}; {describe_chance(result)}")
+    if isinstance(result, FewShotResult):
+        k = f", mean over {count(result.draws, 'draw')}"
+    title = _TITLES.get(result.kind, result.kind)
+    print(f"{title} top-1 ± s.e.{k}, {count(result.n, 'test image')}; {describe_chance(result)}")
     rows = {"this run": own_row(result), **result.baselines}.items()
     print_table(
         [""] * 4,
@@ -87,6 +98,7 @@ def describe_chance(result: AccuracyResult) -> str:
 
 COMMANDS = {
     "knn": Command(function=knn, show=show_accuracy, examples=_KNN_EXAMPLES),
+    "fewshot": Command(function=fewshot, show=show_accuracy, examples=_FEWSHOT_EXAMPLES),
     "linear": Command(function=linear, show=show_accuracy, examples=_LINEAR_EXAMPLES),
     "finetune": Command(function=finetune, show=show_accuracy, examples=_FINETUNE_EXAMPLES),
 }

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pretrain": ("pretrain", "Train an encoder on a folder of images, without labels."),
     "plan": ("pretrain", "Estimate the time, memory and disk space of a run by training a few steps of it."),
     "knn": ("evaluate", "Evaluate a run with a weighted k-nearest-neighbor classifier."),
+    "fewshot": ("evaluate", "Evaluate a run by the nearest image, with a few labels per class."),
     "linear": ("evaluate", "Evaluate a run with a linear classifier on its frozen features."),
     "finetune": ("evaluate", "Evaluate a run by fine-tuning it on a few labels."),
     "detect": ("detect", "Evaluate a run as the backbone of Mask R-CNN on a COCO dataset."),

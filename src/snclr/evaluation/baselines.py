@@ -24,7 +24,7 @@ from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
 from snclr.evaluation.feature_store import stamp
 from snclr.evaluation.features import Features
-from snclr.evaluation.scoring import Score, standard_error
+from snclr.evaluation.scoring import Score
 from snclr.evaluation.session import EvalTarget, Session
 from snclr.evaluation.state import EVALUATION, EvalState, short_hash
 from snclr.io.atomic import write_atomic
@@ -77,7 +77,7 @@ def measure_baselines(
                 features = target.features(session, encoder, role="untrained", prefix="untrained: ")
             with session.state(f"baseline-{kind}", identity) as state:
                 score = classify(*features, state)
-            numbers = {**score.numbers, "standard_error": standard_error(score.top1, len(score.truth))}
+            numbers = {**score.numbers, "standard_error": score.context["standard_error"]}
             session.on_rank_zero(functools.partial(_write, session, identity, numbers))
         found[name] = {**numbers, "note": "; ".join(filter(None, (notes.get(name), note))) or None}
     return found

@@ -32,12 +32,12 @@ from snclr.distributed.collectives import (
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
 from snclr.evaluation.features import extract_features
+from snclr.evaluation.few_labels.subsets import LabeledSubset, choose_subset
 from snclr.evaluation.results import FinetuneResult
 from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_shares, true_ranks
 from snclr.evaluation.session import EvalTarget, Session, open_target
 from snclr.evaluation.state import EvalState, fit_task
-from snclr.evaluation.subsets import LabeledSubset, choose_subset
 from snclr.io.atomic import explain_unwritable, write_atomic
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec, build_encoder

@@ -80,6 +80,21 @@ class KnnResult(AccuracyResult):
 
 
 @dataclass(frozen=True)
+class FewShotResult(AccuracyResult):
+    """Accuracy of the nearest labeled image, with a few labels per class: the mean over draws of the labeled images.
+
+    `standard_error` is that over the draws.
+    """
+
+    labels_per_class: int
+    draws: int
+    by_draw: list[float]
+    """Top-1 accuracy of each draw."""
+    skipped: int
+    """Images that could not be read."""
+
+
+@dataclass(frozen=True)
 class LinearResult(AccuracyResult):
     """Accuracy of a linear classifier on the frozen encoder."""
 

@@ -1,0 +1,1 @@
+"""Evaluation with few labels: which images are labeled, and the nearest of them."""
