@@ -25,7 +25,7 @@ from PIL import Image
 
 from snclr.checkpoint import format as module
 from snclr.checkpoint.encoder_file import load_encoder, save_encoder
-from snclr.checkpoint.foreign import read_weights
+from snclr.checkpoint.external_weights import read_weights
 from snclr.checkpoint.format import load_checkpoint, save_checkpoint
 from snclr.data.datasets import folder as folders
 from snclr.data.datasets.base import open_dataset

@@ -100,8 +100,8 @@ def show_neighbors(result: NeighborsResult) -> None:
             print(f"  w {neighbor.w:.3f}  cosine {neighbor.cosine:7.4f}  {name}")
     print(f"wrote {result.figure} and {result.table}")
     if shares := [share for share in result.neighbor_purity if share is not None]:
-        by_rank = ", ".join(f"{share:.1%}" for share in shares)
-        print(f"neighbor purity by rank, over {count(result.queries, 'image')}: {by_rank}")
+        by_position = ", ".join(f"{share:.1%}" for share in shares)
+        print(f"neighbor purity of the 1st, 2nd, … neighbor, over {count(result.queries, 'image')}: {by_position}")
         print(f"  {result.purity_description}")
     print(f"  {result.protocol}")
     _show_skipped(result.skipped)

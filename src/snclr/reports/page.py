@@ -41,7 +41,7 @@ class NeighborSection:
     """Data URIs by the index of the image; None for an image that cannot be read."""
     protocol: str
     neighbor_purity: list[float | None]
-    """Share of queries whose neighbor has their class, by rank; None without labels."""
+    """Share of queries whose 1st, 2nd, … neighbor has their class; None without labels."""
     weights: str | None = None
     """How w is computed; None if the run's loss has no w, which is then not shown."""
 

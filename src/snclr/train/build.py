@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from snclr.checkpoint.foreign import read_weights
+from snclr.checkpoint.external_weights import read_weights
 from snclr.data.datasets.base import open_dataset
 from snclr.data.loader import ViewLoader
 from snclr.data.open_on_ranks import open_on_all_ranks

@@ -12,7 +12,7 @@ from torchvision.models.detection import MaskRCNN
 
 from snclr.checkpoint import state
 from snclr.checkpoint.encoder_file import WEIGHTS_NAME, load_encoder
-from snclr.checkpoint.foreign import read_weights
+from snclr.checkpoint.external_weights import read_weights
 from snclr.checkpoint.format import latest_checkpoint, save_checkpoint
 from snclr.errors import UserError
 from snclr.evaluation.detection.annotations import Fault

@@ -29,7 +29,7 @@ from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 
-MAX_QUERIES = 10_000  # of a dataset: enough to measure the purity by rank to within one percent
+MAX_QUERIES = 10_000  # of a dataset: enough to measure the purity at each position to within one percent
 MAX_ROWS = 24  # rows in the figure
 DrawRows = Callable[..., None]
 """`snclr.reports.figures.neighbors.draw_neighbors`, which this package may not import."""

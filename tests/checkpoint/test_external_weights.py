@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from snclr.checkpoint.encoder_file import save_encoder
-from snclr.checkpoint.foreign import read_weights
+from snclr.checkpoint.external_weights import read_weights
 from snclr.errors import UserError
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.train.build import initialize_encoders
