@@ -25,9 +25,11 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "neighbor-study.jsonl"
 
-TUNING_SEED, SEEDS = 1_000_000, range(8)
+TUNING_SEED = 1_000_000
+SEEDS = {"": range(8), "2": range(8, 16)}
+"""Seeds of the tests of each round."""
 SWEEP_SEEDS = range(3)
-LEARNING_RATES = (0.002, 0.006)
+LEARNING_RATES = {"": (0.002, 0.006), "2": (0.006, 0.012)}
 
 COMMON: dict[str, Any] = {
     "recipe": "demo", "image_size": 32, "batch_size": 128, "weight_decay": 0.01, "warmup_epochs": 1,
@@ -52,6 +54,11 @@ GRID: dict[str, tuple[dict[str, Any], ...]] = {
     "simclr": _TEMPERATURES, "byol": _MOMENTA,
 }  # fmt: skip
 """Second axis of the tuning grid: the same number of trials for every row."""
+_COARSER = ({"temperature": 0.1}, {"temperature": 0.2}, {"temperature": 0.4})
+GRID_2: dict[str, tuple[dict[str, Any], ...]] = {
+    **dict.fromkeys(ROWS, _COARSER), "byol": ({"momentum": "auto"}, {"momentum": 0.9}, {"momentum": 0.8}),
+}  # fmt: skip
+"""The same for round 2, which starts from the settings chosen in round 1."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Run:
     """One training run and its evaluation."""
 
     stage: str
-    """tune, test or sweep."""
+    """tune, test (tune2, test2: round 2) or sweep."""
     data: str
     row: str
     seed: int
@@ -98,20 +105,28 @@ class Run:
 # The runs.
 
 
-def tuning_runs(data: str, row: str) -> list[Run]:
-    """Return the trials of a row: every learning rate with every value of the second axis, for half the epochs."""
-    epochs = DATA[data].epochs // 2
+def tuning_runs(
+    data: str, row: str, round_: str = "", records: dict[str, dict[str, Any]] | None = None
+) -> list[Run] | None:
+    """Return the trials of a row: every learning rate with every value of the second axis, for half the epochs.
+
+    None for round 2 while trials of round 1 are missing.
+    """
+    base = chosen_settings(data, row, records or {}) if round_ else {}
+    if base is None:
+        return None
+    grid, epochs = GRID_2 if round_ else GRID, DATA[data].epochs // 2
     return [
-        Run("tune", data, row, TUNING_SEED, epochs, {**second, "lr": lr})
-        for lr in LEARNING_RATES
-        for second in GRID[row]
+        Run(f"tune{round_}", data, row, TUNING_SEED, epochs, {**base, **second, "lr": lr})
+        for lr in LEARNING_RATES[round_]
+        for second in grid[row]
     ]
 
 
-def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]], round_: str = "") -> dict[str, Any] | None:
     """Return the settings of the trial with the highest validation accuracy; None while trials are missing."""
-    trials = tuning_runs(data, row)
-    if any(run.key not in records for run in trials):
+    trials = tuning_runs(data, row, round_, records)
+    if trials is None or any(run.key not in records for run in trials):
         return None
     return max(trials, key=lambda run: records[run.key]["validation"]).settings
 
@@ -119,17 +134,15 @@ def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]]) -> 
 def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
     small = [name for name in DATA if name != "cifar10"]
-    for data in small:
-        for row in ROWS:
-            yield from tuning_runs(data, row)
-        for row in ROWS:  # one seed at once, to see early that all rows run
-            if settings := chosen_settings(data, row, records):
-                yield Run("test", data, row, 0, DATA[data].epochs, settings)
-    for seed in SEEDS[1:]:
+    for round_ in SEEDS:
         for data in small:
             for row in ROWS:
-                if settings := chosen_settings(data, row, records):
-                    yield Run("test", data, row, seed, DATA[data].epochs, settings)
+                yield from tuning_runs(data, row, round_, records) or ()
+        for seed in SEEDS[round_]:
+            for data in small:
+                for row in ROWS:
+                    if settings := chosen_settings(data, row, records, round_):
+                        yield Run(f"test{round_}", data, row, seed, DATA[data].epochs, settings)
     yield from sweep_runs()
 
 
@@ -200,13 +213,13 @@ def evaluate(run: Run, folder: Path, source: str, images: Path) -> dict[str, Any
     if data.test is None:
         series = [int(Path(train_set.key(index)).stem) for index in train.ids.tolist()]
         validation = train.labels % 5 == 4  # every fifth class
-        rows = validation if run.stage == "tune" else ~validation
+        rows = validation if run.stage.startswith("tune") else ~validation
         score = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), (0,))
-        if run.stage == "tune":
+        if run.stage.startswith("tune"):
             return {"validation": score}
         four = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), data.labels)
         return {"one_label": score, "four_labels": four}
-    if run.stage == "tune":
+    if run.stage.startswith("tune"):
         order = torch.randperm(len(train.ids), generator=torch.Generator().manual_seed(TUNING_SEED))
         held_out = torch.isin(train.ids, order[::10])
         known, queries = train.take(~held_out), train.take(held_out)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from neighbor_study import DATA, RECORDS, ROOT, ROWS, read_records, tuning_runs
+from neighbor_study import DATA, RECORDS, ROOT, ROWS, SEEDS, chosen_settings, read_records, tuning_runs
 from snclr.studies.statistics import paired, summarize
 
 PAGE = ROOT / "docs" / "results" / "neighbor-study.md"
@@ -59,11 +59,12 @@ def accuracy_tables(records: list[Record]) -> str:
     """Return one table per data set: accuracy, difference to none, purity and CPU seconds of each row."""
     parts = []
     for data in DATA:
-        tested = [r for r in records if r["stage"] == "test" and r["data"] == data]
-        rows = {row: {r["seed"]: r for r in tested if r["row"] == row} for row in ROWS}
-        rows = {row: runs for row, runs in rows.items() if runs}
-        if rows:
-            parts.append(_accuracy_table(data, rows))
+        for round_ in SEEDS:
+            tested = [r for r in records if r["stage"] == f"test{round_}" and r["data"] == data]
+            rows = {row: {r["seed"]: r for r in tested if r["row"] == row} for row in ROWS}
+            rows = {row: runs for row, runs in rows.items() if runs}
+            if rows:
+                parts.append(_accuracy_table(f"{data}{f', round {round_}' if round_ else ''}", rows))
     return "\n\n".join(parts)
 
 
@@ -110,15 +111,15 @@ def _percent(runs: dict[int, Record], name: str) -> str:
 def tuning_table(records: list[Record]) -> str:
     """Return the chosen trial of each row and data set."""
     by_key = {r["key"]: r for r in records}
-    lines = ["| data | row | chosen | validation accuracy of the trials |", "|---|---|---|---|"]
+    lines = ["| data | row | round | chosen | validation accuracy of the trials |", "|---|---|--:|---|---|"]
     for data in DATA:
         for row in ROWS:
-            trials = [(run, by_key[run.key]["validation"]) for run in tuning_runs(data, row) if run.key in by_key]
-            if len(trials) < len(tuning_runs(data, row)):
-                continue
-            best, _ = max(trials, key=lambda trial: trial[1])
-            chosen = ", ".join(f"{name} {value}" for name, value in sorted(best.settings.items()))
-            lines.append(f"| {data} | {row} | {chosen} | {', '.join(f'{score:.1f}' for _, score in trials)} |")
+            for round_ in SEEDS:
+                if best := chosen_settings(data, row, by_key, round_):
+                    chosen = ", ".join(f"{name} {value}" for name, value in sorted(best.items()))
+                    trials = tuning_runs(data, row, round_, by_key) or ()
+                    scores = ", ".join(f"{by_key[run.key]['validation']:.1f}" for run in trials)
+                    lines.append(f"| {data} | {row} | {round_ or 1} | {chosen} | {scores} |")
     return "\n".join(lines)
 
 
