@@ -71,7 +71,7 @@ class SyncBatchNorm(_BatchNorm):
             return fused
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
         self._update_running_statistics(mean, variance, count, momentum)
-        return output  # type: ignore[no-any-return]
+        return output
 
     @torch.no_grad()
     def _update_running_statistics(self, mean: Tensor, variance: Tensor, count: Tensor, momentum: float) -> None:

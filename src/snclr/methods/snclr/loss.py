@@ -304,8 +304,10 @@ class SoftNeighborLoss(nn.Module):
         `own_entries` is `queue.own_entries(ids)` if it is known, for a search without unique neighbors.
         """
         with autocast_disabled(query):
-            options = {"unique": self.config.unique_neighbors, "exclude": own_entries}
-            return self.queue.search(l2_normalize(query), self.config.neighbors, ids, **options)
+            c = self.config
+            return self.queue.search(
+                l2_normalize(query), c.neighbors, ids, unique=c.unique_neighbors, exclude=own_entries
+            )
 
     def positiveness(
         self, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"] | None = None
