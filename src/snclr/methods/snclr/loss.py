@@ -307,12 +307,9 @@ class SoftNeighborLoss(nn.Module):
         `own_entries` is `queue.own_entries(ids)` if it is known, for a search without unique neighbors.
         """
         with autocast_disabled(query):
+            c = self.config
             return self.queue.search(
-                l2_normalize(query),
-                self.config.neighbors,
-                ids,
-                unique=self.config.unique_neighbors,
-                exclude=own_entries,
+                l2_normalize(query), c.neighbors, ids, unique=c.unique_neighbors, exclude=own_entries
             )
 
     def positiveness(
