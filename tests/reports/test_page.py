@@ -202,7 +202,8 @@ def test_the_recorded_error_and_number_of_images_win() -> None:
 
 def test_an_accuracy_shows_its_warnings_and_the_k_that_was_used() -> None:
     record = {
-        "kind": "knn", "numbers": {"top1": 0.5}, "chance": 0.2, "k": 80, "warnings": ["it was trained on; --test helps"],
+        "kind": "knn", "numbers": {"top1": 0.5}, "chance": 0.2, "k": 80,
+        "warnings": ["it was trained on; --test helps"],
         "protocol": "kNN: k = 80 (200 requested, lowered to the number of training images), temperature 0.07",
     }  # fmt: skip
     html = render(page(["n"], results=[record]))
