@@ -61,6 +61,7 @@ def test_names() -> None:
         "results": "results.jsonl",
         "figures": "figures",
         "report": "report.html",
+        "explore": "explore",
         "runs_report": "report-runs.html",
         "export": "export",
         "nonfinite": "nonfinite.json",

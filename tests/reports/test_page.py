@@ -14,6 +14,7 @@ from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS
 from snclr.reports.embedding_map import TILE, build_map
 from snclr.reports.page import MAX_SKIPPED, Missing, NeighborSection, Page, render, render_within
+from snclr.reports.run_state import COMPLETE, RunState
 from snclr.reports.text import visible
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.report_page import HOSTILE, ParsedPage
@@ -35,7 +36,7 @@ def page(names: list[str], **changes: Any) -> Page:
     points = np.random.default_rng(0).normal(size=(len(some), 2))
     tiles = np.random.default_rng(0).integers(0, 256, (len(some), TILE, TILE, 3), dtype=np.uint8)
     full = Page(
-        names[0], "0.1.0", complete=True, settings={"epochs": 10, **{one: one for one in some}, "data": some[0],
+        names[0], "0.1.0", state=COMPLETE, settings={"epochs": 10, **{one: one for one in some}, "data": some[0],
         "method": some[1], "encoder": some[2], "recipe": some[3]}, records=LINES,
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
         classes=ClassTable(some[:3], np.array([[3, 1, 0], [0, 2, 2], [0, 0, 0]]), some[0]),
@@ -50,7 +51,9 @@ def page(names: list[str], **changes: Any) -> Page:
 
 
 def test_hostile_names_add_no_element_and_no_attribute() -> None:
-    harmless = ParsedPage(render(page([f"name {n:02d}" for n in range(len(HOSTILE))])))
+    # Letters in place of all signs except those at which commands and protocols are split.
+    plain = [f"{n:02d}" + re.sub(r"[^ ;:]", "x", one)[2:] for n, one in enumerate(HOSTILE)]
+    harmless = ParsedPage(render(page(plain)))
     hostile = ParsedPage(render(page(HOSTILE)))
     assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
     assert [sorted(attributes) for _, attributes in hostile.elements] == [sorted(a) for _, a in harmless.elements]
@@ -142,8 +145,8 @@ def test_images_have_alt_text_and_tables_have_headers() -> None:
 
 def test_missing_sections_state_the_reason() -> None:
     bare = Page(
-        "r", "0.1.0", complete=False, settings=Missing("no settings <here>"), records=Missing("no lines yet"),
-        gallery=Missing("no checkpoint yet"), map=Missing("images are gone"),
+        "r", "0.1.0", state=RunState("in progress", "no encoder yet"), settings=Missing("no settings <here>"),
+        records=Missing("no lines yet"), gallery=Missing("no checkpoint yet"), map=Missing("images are gone"),
     )  # fmt: skip
     html = render(bare)
     reasons = ("no settings &lt;here&gt;", "no lines yet", "no checkpoint yet", "images are gone")
@@ -195,6 +198,27 @@ def test_the_recorded_error_and_number_of_images_win() -> None:
     text = ParsedPage(render(page(["n"], results=[record]))).text().replace("\u202f", " ")
     assert "n = 50" in text
     assert "± 12.3" in text
+
+
+def test_an_accuracy_shows_its_warnings_and_the_k_that_was_used() -> None:
+    record = {
+        "kind": "knn", "numbers": {"top1": 0.5}, "chance": 0.2, "k": 80,
+        "warnings": ["it was trained on; --test helps"],
+        "protocol": "kNN: k = 80 (200 requested, lowered to the number of training images), temperature 0.07",
+    }  # fmt: skip
+    html = render(page(["n"], results=[record]))
+    text = " ".join(ParsedPage(html).text().replace("\u202f", " ").split())
+    assert "k = 80 (200 requested, lowered to the number of training images)" in text
+    assert "kNN: it was trained on; --test helps." in text
+    assert "chance 20.0%" in text
+    assert "0.2" not in text
+    assert '<span class="flag">--test</span>' in html
+
+
+def test_a_stopped_run_says_where_it_stopped_and_how_to_continue() -> None:
+    stopped = RunState("stopped", "at step 8", "snclr pretrain --resume --out 'my run'")
+    text = " ".join(ParsedPage(render(page(["n"], state=stopped))).text().split())
+    assert "Training stopped at step 8. To continue, run snclr pretrain --resume --out 'my run'." in text
 
 
 def test_sections_are_dropped_until_the_page_fits() -> None:

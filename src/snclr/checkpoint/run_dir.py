@@ -39,6 +39,7 @@ class RunDir:
         self.results = self.path / "results.jsonl"
         self.figures = self.path / "figures"
         self.report = self.path / "report.html"
+        self.explore = self.path / "explore"
         self.runs_report = self.path / "report-runs.html"
         self.export = self.path / "export"
         self.nonfinite = self.path / "nonfinite.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -49,6 +50,17 @@ class FileLock:
         with contextlib.suppress(OSError):  # the lock protects without it, even on a full disk
             self.path.write_text(json.dumps(holder))
         return True
+
+    def is_held(self) -> bool:
+        """Return whether a process holds the lock now; the file is not changed. False if this cannot be tested."""
+        try:
+            with self.path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def holder(self) -> str:
         """Describe the process that holds the lock, as recorded in the file."""

@@ -21,6 +21,9 @@ _SETS = re.compile(
     r"[\d,]+ training and (?P<n>[\d,]+) test images?, [\d,]+ classes(?:, [\d,]+ images? without a label left out)?"
     r"(?: \((?P<data>.*)\))?(?:; [\d,]+ (?:test )?images? [^;]*)?$"
 )
+# The number of neighbors in the protocol of kNN, with the reason if it is not the requested one.
+_NEIGHBORS = re.compile(r"\bk = (?P<used>\d+(?: \([^()]*\))?)")
+_LONG_CLAUSE = 160  # characters
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class Accuracy:
     chance: float | None
     baselines: dict[str, float]
     """Top-1 of other features on the same test set, by name."""
+    neighbors: str | None = None
+    """For kNN: k that was used, and why if another k was requested."""
+    warnings: tuple[str, ...] = ()
+    """What to know before trusting the number."""
 
     @property
     def title(self) -> str:
@@ -78,10 +85,38 @@ def accuracy_of(record: Mapping[str, Any]) -> Accuracy | None:
     baselines = record.get("baselines")
     given = baselines.items() if isinstance(baselines, dict) else ()
     values: dict[str, Any] = {str(name): b.get("top1") if isinstance(b, dict) else b for name, b in given}
+    warnings = record.get("warnings")
     return Accuracy(
         str(record["kind"]), top1, n, error, chance if is_finite_number(chance) else None,
         {name: value for name, value in values.items() if is_finite_number(value) and 0 <= value <= 1},
+        neighbors_of(record), tuple(map(str, warnings)) if isinstance(warnings, list) else (),
     )  # fmt: skip
+
+
+def neighbors_of(record: Mapping[str, Any]) -> str | None:
+    """Return the k of a kNN result as text, with the reason if it was changed; None for other results.
+
+    >>> neighbors_of({"kind": "knn", "protocol": "kNN: cosine, k = 80 (200 requested, lowered), temperature 0.07"})
+    '80 (200 requested, lowered)'
+    """
+    if record["kind"] != "knn":
+        return None
+    found = _NEIGHBORS.search(str(record.get("protocol", "")))
+    return found["used"] if found else str(record["k"]) if is_finite_number(record.get("k")) else None
+
+
+def warnings_of(cards: Sequence[Accuracy]) -> list[tuple[str, str]]:
+    """Return every warning of some accuracies once, with the titles of those it belongs to.
+
+    >>> one = Accuracy("knn", 0.5, 10, None, None, {}, warnings=("w",))
+    >>> warnings_of([one, one])
+    [('kNN, kNN', 'w')]
+    """
+    titles: dict[str, list[str]] = {}
+    for accuracy in cards:
+        for warning in accuracy.warnings:
+            titles.setdefault(warning, []).append(accuracy.title)
+    return [(", ".join(of), warning) for warning, of in titles.items()]
 
 
 def by_test_set(results: Sequence[Mapping[str, Any]]) -> dict[EvalSet, list[Accuracy]]:
@@ -108,3 +143,18 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     center = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = math.sqrt(z2 * share * (1 - share) / n + z2 * z2 / (4 * n * n)) / (1 + z2 / n)
     return max(0.0, center - half), min(1.0, center + half)
+
+
+def clauses(protocol: str) -> list[tuple[str, str]]:
+    """Return the parts of a protocol, which are separated by semicolons: each as a text and its details.
+
+    A long part has its details after the first colon.
+
+    >>> clauses("kNN: k = 20; 480 training and 120 test images")
+    [('kNN: k = 20', ''), ('480 training and 120 test images', '')]
+    """
+    found = []
+    for part in filter(None, protocol.split("; ")):
+        title, _, details = part.partition(": ")
+        found.append((title, details) if len(part) > _LONG_CLAUSE and details else (part, ""))
+    return found

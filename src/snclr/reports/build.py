@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -21,7 +22,7 @@ from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.data.splits import Subset
-from snclr.errors import UserError
+from snclr.errors import UserError, snclr_command
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
@@ -33,6 +34,7 @@ from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import ClassTable, classify_again, rename_classes
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
 from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_within
+from snclr.reports.run_state import read_state
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
 from snclr.train.config import read_config
@@ -86,7 +88,8 @@ def write_report(
 ) -> ReportResult:
     """Build the page and write it on rank 0; `data` replaces the run's own images."""
     set_status("building the page")
-    html, page = render_within(build_page(session, run, options, data))
+    content = build_page(session, run, options, data)
+    html, page = render_within(replace(content, explore_link=_explore_link(run, path)))
     if session.is_rank_zero:
         write_html(path, html)
     return ReportResult(
@@ -117,6 +120,7 @@ def report_path(out: str | Path | None, default: Path) -> Path:
 def build_page(session: Session, run: RunDir, options: ReportOptions, data: str | None = None) -> Page:
     """Collect the content of the page; a part that is not available is replaced by the reason."""
     records, invalid_lines = read_valid_metrics(run)
+    sessions = read_sessions(run.path)
     settings: Any = Missing(f"there is no {run.config.name}")
     if run.config.exists():
         settings = _or_missing(lambda: read_config(run.config))
@@ -138,11 +142,12 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     if options.embeddings:
         classes = _or_missing(lambda: classify_again(session, results, options.class_names))
     return Page(
-        run.path.resolve().name or str(run.path), __version__, complete=run.encoder_weights.is_file(),
+        run.path.resolve().name or str(run.path), __version__,
+        state=read_state(run, sessions, () if isinstance(records, Missing) else records),
         settings=settings, records=records, invalid_lines=invalid_lines,
         results=results, classes=classes, skipped=read_jsonl(run.skipped),
         gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
-        alerts=_alerts(run, records), sessions=read_sessions(run.path),
+        alerts=_alerts(run, records), explore_command=snclr_command("explore", run.path), sessions=sessions,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
 
@@ -276,6 +281,12 @@ def _or_missing(compute: Callable[[], T]) -> T | Missing:
         return compute()
     except UserError as error:
         return Missing(str(error))
+
+
+def _explore_link(run: RunDir, report: Path) -> str | None:
+    """Return the address of the page that `snclr explore --static RUN/explore` wrote, relative to the report."""
+    page = run.explore / "index.html"
+    return Path(os.path.relpath(page, report.parent)).as_posix() if page.is_file() else None
 
 
 def _alerts(run: RunDir, records: Any) -> list[str]:

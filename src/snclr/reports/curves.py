@@ -18,7 +18,7 @@ Series = tuple[list[int], Array, Array]
 """Steps, epochs and values of a metric."""
 
 WIDTH, HEIGHT = 340, 190
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 32
 """Margins around the plot area, in units of the viewBox."""
 MAX_POINTS = 400
 """Points per curve; more than there are pixels."""

@@ -14,10 +14,11 @@ from snclr.errors import UserError
 from snclr.evaluation.results import read_results
 from snclr.io.jsonl import is_finite_number, read_jsonl
 from snclr.reports import curves
-from snclr.reports.accuracies import Accuracy, EvalSet, by_test_set
+from snclr.reports.accuracies import Accuracy, EvalSet, by_test_set, warnings_of
 from snclr.reports.build import ReportResult, read_valid_metrics, write_html
 from snclr.reports.embedding_map import COLORS
 from snclr.reports.page import Missing, chart_data, environment, wall_time
+from snclr.reports.run_state import RunState, read_state
 from snclr.reports.text import format_number
 from snclr.train.config import read_config
 from snclr.train.sessions import read_sessions
@@ -31,7 +32,7 @@ class OverlaidRun:
     """What the page shows about one run."""
 
     name: str
-    complete: bool
+    state: RunState
     records: list[dict[str, Any]]
     results: list[dict[str, Any]]
     settings: Mapping[str, Any]
@@ -43,8 +44,9 @@ class OverlaidRun:
         """Read the files of a run."""
         records, _ = read_valid_metrics(run)
         sessions = read_sessions(run.path)
+        records = [] if isinstance(records, Missing) else records
         return cls(
-            name, run.encoder_weights.is_file(), [] if isinstance(records, Missing) else records,
+            name, read_state(run, sessions, records), records,
             read_results(run.path), read_config(run.config) if run.config.is_file() else {},
             wall_time(sessions) if sessions else "–", len(read_jsonl(run.skipped)),
         )  # fmt: skip
@@ -78,15 +80,15 @@ def render_overlay(runs: Sequence[OverlaidRun], written: str = "") -> str:
     charts = curves.build_charts(*(run.records for run in runs))
     return environment().get_template("overlay.html").render(
         runs=runs, charts=charts, chart_data=chart_data(charts), line_description=curves.describe_lines(charts),
-        facts=_facts(runs), accuracies=_accuracies(runs), settings=_different_settings(runs), version=__version__,
-        written=written,
+        facts=_facts(runs), accuracies=_accuracies(runs), warnings=_warnings(runs),
+        settings=_different_settings(runs), version=__version__, written=written,
     )  # fmt: skip
 
 
 def _facts(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[str]]]:
     """Return rows of the table: a title and a text per run."""
     rows = [
-        ("state", ["complete" if run.complete else "in progress" for run in runs]),
+        ("state", [run.state.text for run in runs]),
         ("epochs", [_last_epoch(run) for run in runs]),
         ("wall time", [run.wall_time for run in runs]),
     ]
@@ -115,6 +117,16 @@ def _accuracies(runs: Sequence[OverlaidRun]) -> list[tuple[EvalSet, list[tuple[s
         kinds = dict.fromkeys(title for one in found for title in one)
         rows.append((tested, [(title, [one.get(title) for one in found]) for title in kinds]))
     return rows
+
+
+def _warnings(runs: Sequence[OverlaidRun]) -> list[tuple[str, str]]:
+    """Return every warning of the shown accuracies once, with the runs and kinds of evaluation it belongs to."""
+    titles: dict[str, list[str]] = {}
+    for run in runs:
+        for cards in by_test_set(run.results).values():
+            for kinds, warning in warnings_of(cards):
+                titles.setdefault(warning, []).append(f"{run.name} ({kinds})")
+    return [(", ".join(dict.fromkeys(of)), warning) for warning, of in titles.items()]
 
 
 def _different_settings(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[Any]]]:

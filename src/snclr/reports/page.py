@@ -12,13 +12,14 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
 from snclr.reports import accuracies, curves, embedding_map
 from snclr.reports.classes import MAX_MATRIX, ClassTable
 from snclr.reports.embedding_map import EmbeddingMap
+from snclr.reports.run_state import RunState
 from snclr.reports.text import format_number, format_seconds, visible
 
 MAX_BYTES = 5_000_000
@@ -59,7 +60,7 @@ class Page:
 
     run: str
     version: str
-    complete: bool
+    state: RunState
     settings: Mapping[str, Any] | Missing
     records: Sequence[dict[str, Any]] | Missing
     """The lines of metrics.jsonl."""
@@ -76,6 +77,9 @@ class Page:
     sessions: Sequence[Mapping[str, Any]] = ()
     """The starts of the training, oldest first: see `snclr.train.sessions`."""
     alerts: Sequence[str] = ()
+    explore_link: str | None = None
+    """Address of a static explorer folder, relative to the page."""
+    explore_command: str = "snclr explore RUN"
     written: str = ""
     """Time of writing; empty leaves it out."""
 
@@ -152,9 +156,10 @@ def environment() -> Environment:
     )  # fmt: skip
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     env.filters |= {"clip": visible, "number": format_number, "score": _score, "setting": _setting}
+    env.filters |= {"clauses": accuracies.clauses, "flags": _flags}
     env.tests["finite"] = is_finite_number
     env.globals |= {
-        "accuracy_of": accuracies.accuracy_of, "kinds": accuracies.KINDS,
+        "accuracy_of": accuracies.accuracy_of, "warnings_of": accuracies.warnings_of, "kinds": accuracies.KINDS,
         "curves": curves, "map_module": embedding_map, "gallery_side": SIDE,
         "policy": content_security_policy(), "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")), "max_results": MAX_RESULTS, "max_skipped": MAX_SKIPPED,
@@ -172,8 +177,7 @@ def _tiles(
     page: Page, records: Sequence[dict[str, Any]], logged: Mapping[str, tuple[curves.Metric, str]]
 ) -> list[tuple[str, str, str]]:
     """Return name, value and note of each headline number."""
-    state = ("complete", "encoder written") if page.complete else ("in progress", "no encoder yet")
-    tiles = [("state", *state)]
+    tiles = [("state", page.state.title, page.state.note)]
     if records and is_finite_number(epoch := records[-1].get("epoch")):
         total = None if isinstance(page.settings, Missing) else page.settings.get("epochs")
         tiles.append(("epochs", format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""))  # type: ignore[arg-type]
@@ -220,6 +224,12 @@ def _score(value: float, name: str) -> str:
     """Format a result: accuracies and shares as percent."""
     is_share = name.startswith(("top", "neighbor_purity_at_", "same_class_at_", "accuracy")) and 0 <= value <= 1
     return f"{value:.2%}" if is_share else format_number(value)
+
+
+def _flags(text: str) -> Markup:
+    """Keep the flags in a text from being broken at a hyphen."""
+    flag = Markup('<span class="flag">{}</span>')
+    return Markup(" ").join(flag.format(word) if word.startswith("--") else escape(word) for word in text.split())
 
 
 def _setting(value: object) -> str:
