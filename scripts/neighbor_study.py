@@ -185,7 +185,7 @@ def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
     snclr.pretrain(quiet=True, **settings)
     cost = {"cpu_seconds": round(time.process_time() - cpu, 1), "seconds": round(time.monotonic() - start, 1)}
     logged = [line for line in read_jsonl(folder / "metrics.jsonl") if line["epoch"] > run.epochs - 1]
-    names = ("loss", "same_class", "neighbor_agreement", "queue_agreement", "pulled_share", "spread", "queue_knn")
+    names = ("loss", "neighbor_purity", "neighbor_agreement", "queue_agreement", "pulled_share", "spread", "queue_knn")
     health = {name: _mean([line[name] for line in logged if line.get(name) is not None]) for name in names}
     scores = evaluate(run, folder, source, images)
     shutil.rmtree(folder, ignore_errors=True)

@@ -82,7 +82,7 @@ def _accuracy_table(data: str, rows: dict[str, dict[int, Record]]) -> str:
             own = {seed: record[metric] for seed, record in runs.items()}
             base = {seed: record[metric] for seed, record in rows.get("none", {}).items()}
             cells += [_mean_sd(list(own.values())), "" if row == "none" else _difference(paired(own, base))]
-        cells += [_percent(runs, "same_class"), _percent(runs, "neighbor_agreement")]
+        cells += [_percent(runs, "neighbor_purity"), _percent(runs, "neighbor_agreement")]
         cells.append(f"{statistics.fmean(r['cpu_seconds'] for r in runs.values()):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -140,10 +140,10 @@ def estimate_table(records: list[Record]) -> str:
 
     lines = ["| runs | n | neighbor agreement | queue agreement |", "|---|--:|--:|--:|"]
     for data in ("all", *DATA):
-        runs = [r for r in records if data in ("all", r["data"]) and r["same_class"] is not None]
+        runs = [r for r in records if data in ("all", r["data"]) and r["neighbor_purity"] is not None]
         runs = [r for r in runs if r["neighbor_agreement"] is not None]
         if len(runs) > 2:
-            purity = [r["same_class"] for r in runs]
+            purity = [r["neighbor_purity"] for r in runs]
             cells = [
                 spearmanr([r[name] for r in runs], purity)[0] for name in ("neighbor_agreement", "queue_agreement")
             ]
@@ -169,7 +169,7 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
         metric = next(name for name in ("one_label", "knn") if name in next(iter(runs.values())))
         pair = paired({s: r[metric] for s, r in runs.items()}, {s: r[metric] for s, r in base.items()})
         if pair is not None:
-            purity = statistics.fmean(r["same_class"] for r in runs.values())
+            purity = statistics.fmean(r["neighbor_purity"] for r in runs.values())
             views = ", ".join(f"{name} {value}" for name, value in view) or "as above"
             points.append(
                 {"data": data, "views": views, "k": k, "row": row, "seeds": len(pair["by_seed"]), "purity": purity,
@@ -208,7 +208,7 @@ def draw_estimate(records: list[Record], file: Path) -> None:
     """Draw purity against the label-free agreement, one point per run."""
     from snclr.reports.figures.drawing import GRID, INK, new_figure, save_png
 
-    runs = [r for r in records if r["same_class"] is not None and r["neighbor_agreement"] is not None]
+    runs = [r for r in records if r["neighbor_purity"] is not None and r["neighbor_agreement"] is not None]
     if not runs:
         return
     figure = new_figure(7.2, 4.4, dpi=130)
@@ -217,7 +217,7 @@ def draw_estimate(records: list[Record], file: Path) -> None:
         own = [r for r in runs if r["data"] == data]
         if own:
             axes.scatter(
-                [100 * r["neighbor_agreement"] for r in own], [100 * r["same_class"] for r in own],
+                [100 * r["neighbor_agreement"] for r in own], [100 * r["neighbor_purity"] for r in own],
                 marker=MARKERS[data], s=26, color=COLORS[data], alpha=0.6, label=data,
             )  # fmt: skip
     axes.set(xlabel="neighbor agreement of two views (%)", ylabel="neighbor purity (%)", xlim=(0, 100), ylim=(0, 100))
