@@ -234,7 +234,7 @@ def train_briefly(name, demo_images, seed=0):
     settings = {
         **SMALL, "method": name, "image_size": SIDE, "hidden": 128, "dim": 64, "prototypes": 16, "batch_size": BATCH,
         "epochs": EPOCHS, "momentum": 0.9 if name == "byol" else 0.99, "temperature": 0.1,
-        "teacher_temperature": 0.04, "seed": seed,
+        "teacher_temperature": 0.04, "redundancy_weight": 0.005, "seed": seed,
     }  # fmt: skip
     config = resolve(settings_for_method(name, settings))
     method = build_method(config, encoder_spec(config), classes=5)

@@ -122,7 +122,7 @@ def test_the_protocol_lists_how_the_rows_differ(workers, common):
     [line] = [line for line in result.table["protocol"] if line.startswith("rows differ in: ")]
     parts = dict(part.split(": ", 1) for part in line.removeprefix("rows differ in: ").split("; "))
     assert list(parts) == ["mocov3:temperature=0.1", "snclr", "snclr:gamma=max,neighbors=3", "snclr:weights=hard"]
-    assert "projector_layers=3" in parts["mocov3:temperature=0.1"]
+    assert "momentum_schedule=cosine" in parts["mocov3:temperature=0.1"]
     assert "neighbors=10" in parts["snclr"]
     assert parts["snclr:gamma=max,neighbors=3"] == "as snclr, but neighbors=3, gamma=max"
     assert parts["snclr:weights=hard"] == "as snclr, but neighbor_weights=hard"
