@@ -175,11 +175,11 @@ def test_the_image_sample_is_seeded(run: Path) -> None:
     assert all(re.fullmatch(r"(blue|green|red)/\1_\d+\.png", one) for one in names[0])
 
 
-def test_a_run_in_progress_has_a_report(run: Path) -> None:
+def test_a_run_without_an_encoder_has_a_report(run: Path) -> None:
     (run / "encoder.safetensors").unlink()
     parsed, result = written(run)  # from the last checkpoint
     assert result.missing == {}
-    assert "in progress" in parsed.text()
+    assert "stopped at step" in parsed.text()
     shutil.rmtree(run / "checkpoints")
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 99, "epo')  # being written just now
@@ -272,7 +272,7 @@ def test_runs_are_overlaid(trained: Path, run: Path, capsys: pytest.CaptureFixtu
     parsed = ParsedPage(Path(result["report"]).read_text())
     words = " ".join(parsed.text().split()).replace("\u202f", " ")
     assert "train a, test b n = 100 test images" in words
-    assert "kNN50.0% ± 5.0 60.0% ± 4.9 linear probe–90.0% ± 3.0" in words
+    assert "kNN50.0% ± 5.0k = 3 60.0% ± 4.9k = 3 linear probe–90.0% ± 3.0" in words
     assert "seed07" in words  # the only setting that differs
     assert "batch_size" not in words
     assert "<b>other" in words

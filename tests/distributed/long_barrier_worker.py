@@ -11,6 +11,13 @@ import torch.distributed as dist
 from snclr.distributed.collectives import create_cpu_groups, destroy_process_groups, long_barrier, name_missing_ranks
 from snclr.errors import UserError
 
+
+def say(line: str) -> None:
+    """Print a line in one write: print() writes the line break separately, so lines of several ranks could mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     create_cpu_groups(timedelta(seconds=60))
@@ -40,10 +47,10 @@ if __name__ == "__main__":
                     if rank == last:
                         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
                     long_barrier()
-        print(f"rank {rank} done after {time.monotonic() - began:.0f} s", flush=True)
+        say(f"rank {rank} done after {time.monotonic() - began:.0f} s")
     except UserError as error:
-        print(f"rank {rank}: {error}", flush=True)
+        say(f"rank {rank}: {error}")
     except RuntimeError as error:
-        print(f"rank {rank} raised {error}", flush=True)
+        say(f"rank {rank} raised {error}")
     store.add("printed", 1)
     destroy_process_groups()
