@@ -133,17 +133,22 @@ def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]], rou
 
 def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
-    small = [name for name in DATA if name != "cifar10"]
-    for round_ in SEEDS:
-        for data in small:
-            for row in ROWS:
-                yield from tuning_runs(data, row, round_, records) or ()
-        for seed in SEEDS[round_]:
-            for data in small:
-                for row in ROWS:
-                    if settings := chosen_settings(data, row, records, round_):
-                        yield Run(f"test{round_}", data, row, seed, DATA[data].epochs, settings)
+    yield from round_runs("coil100", "2", records)
+    yield from round_runs("cifar5", "2", records)
     yield from sweep_runs()
+    yield from round_runs("omniglot", "2", records)
+    for data in ("coil100", "cifar5", "omniglot"):
+        yield from round_runs(data, "", records)
+
+
+def round_runs(data: str, round_: str, records: dict[str, dict[str, Any]]) -> Iterator[Run]:
+    """Yield the trials of one round on one data set, then its tests, seed by seed."""
+    for row in ROWS:
+        yield from tuning_runs(data, row, round_, records) or ()
+    for seed in SEEDS[round_]:
+        for row in ROWS:
+            if settings := chosen_settings(data, row, records, round_):
+                yield Run(f"test{round_}", data, row, seed, DATA[data].epochs, settings)
 
 
 def sweep_runs() -> Iterator[Run]:
