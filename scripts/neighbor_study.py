@@ -41,7 +41,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "none": {"sides": "neither"},
     "soft": {},
     "soft-max": {"gamma": "max", "attention_temperature": 0.1},
-    "hard": {"weights": "hard"},
+    "hard": {"neighbor_weights": "hard"},
     "nnclr": {"method": "nnclr"},
     "simclr": {"method": "simclr"},
     "byol": {"method": "byol"},
