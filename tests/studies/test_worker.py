@@ -157,8 +157,9 @@ def test_a_killed_attempt_counts_up_to_its_last_checkpoint(tmp_path):
     append_jsonl(file, {"started": 2000.0})
     append_jsonl(file, {**end, "complete": True})
     worker._close_killed_attempt(file, run)  # nothing is open any more
-    cost = worker._cost_of({"attempts": str(file)})
+    cost = worker._cost_of({"attempts": str(file), "given": SMALL})
     assert cost["seconds"] == 42.0
+    assert cost["images"] == 9 * 16 * 2
     assert cost["cpu_seconds"] is None  # not known of the killed one
     assert cost["attempts"] == 2
 

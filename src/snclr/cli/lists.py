@@ -1,4 +1,4 @@
-"""List what is available: `snclr recipes`, `snclr encoders` and `snclr methods`."""
+"""List what is available: `snclr recipes`, `snclr encoders`, `snclr methods` and `snclr studies`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,19 @@ def methods(method: str | None = None) -> dict[str, Any]:
     return {"paper": METHODS[method].paper(), **asdict(METHODS[method]())}
 
 
+def studies(study: str | None = None) -> dict[str, Any]:
+    """List the named studies of `snclr compare`, or the rows of one with the paper's figures.
+
+    Args:
+        study: show the rows of this study, with their settings and the figures of the paper
+    """
+    from snclr.studies.named import STUDIES, describe_study, get_study
+
+    if study is None:
+        return {name: f"{one.source}: {one.title}" for name, one in STUDIES.items()}
+    return describe_study(study, get_study(study))
+
+
 def _show(entries: dict[str, Any] | list[str]) -> None:
     if isinstance(entries, list):
         print("\n".join(entries))
@@ -63,4 +76,5 @@ COMMANDS = {
     "recipes": Command(function=recipes, show=_show, examples="Example:\n  snclr recipes cifar\n"),
     "encoders": Command(function=encoders, show=_show, examples="Example:\n  snclr encoders vit_small\n"),
     "methods": Command(function=methods, show=_show, examples="Example:\n  snclr methods byol\n"),
+    "studies": Command(function=studies, show=_show, examples="Example:\n  snclr studies table-1-resnet50\n"),
 }
