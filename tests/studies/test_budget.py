@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -59,27 +60,25 @@ def test_equal_images_give_fewer_epochs_to_methods_with_more_views(workers, comm
 class Timed(Workers):
     """Workers whose calibration reports given CPU seconds per step."""
 
-    seconds = {"neither": 0.1, "both": 0.25}
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: dict[str, float | None] = {"neither": 0.1, "both": 0.25}
 
     def __call__(self, job, log):
         done = super().__call__(job, log)
         described = json.loads(job.read_text())
         if described["evaluation"]["kind"] == "cost":
-            path = described["record"]
-            with open(path, encoding="utf-8") as file:
-                record = json.load(file)
+            path = Path(described["record"])
+            record = json.loads(path.read_text())
             per_step = self.seconds[described["settings"]["sides"]]
             if per_step is None:
-                import os
-
-                os.remove(path)
+                path.unlink()
                 log.write_text("MemoryError\n")
                 done.returncode = 1
                 return done
             record["cost"] |= {"cpu_seconds_per_step": per_step, "seconds_with_views": 99.0}
             record["where"] = {**record["where"], "accelerator": "cpu"}
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(record, file)
+            path.write_text(json.dumps(record))
         return done
 
 
