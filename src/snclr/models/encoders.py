@@ -44,7 +44,7 @@ NARROW_RESNETS: dict[str, dict[str, Any]] = {
 }
 
 # Arguments of timm's vit_tiny; the patch size is that of the short names.
-NARROW_VITS: dict[str, dict[str, Any]] = {"vit4-tiny": {"embed_dim": 96, "depth": 4, "num_heads": 3}}
+NARROW_VITS: dict[str, dict[str, Any]] = {"vit4-tiny": {"embed_dim": 64, "depth": 4, "num_heads": 2}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from snclr.studies import paper_tables
 from snclr.studies.ablations import ablation_rows
 from snclr.studies.paper_tables import ABLATIONS, PaperTable, System
 from snclr.studies.runs import UNTRAINED, Row
-from snclr.train.config import fit_queue, resolve, settings_for_method
+from snclr.train.config import all_settings, fit_queue, resolve, settings_for_method
 
 SMALL_VIT = {"encoder": "vit4-tiny", "stem": "auto"}
 """The encoder of ViT rows with recipes for little data."""
@@ -83,9 +83,8 @@ _ALL: tuple[System, ...] = (
     System("dino", "dino"),
     System("pirl", "pirl"),
     System("detco", "detco"),
-    System("mae (ViT)", "mae", settings=SMALL_VIT),
-    System("cae (ViT)", "cae", settings=SMALL_VIT),
-    System("snclr (ViT)", "snclr", settings=SMALL_VIT),
+    System("mae (ViT)", "mae", settings={**SMALL_VIT, "decoder_dim": 64, "decoder_layers": 1, "decoder_heads": 2}),
+    System("cae (ViT)", "cae", settings={**SMALL_VIT, "decoder_layers": 1, "regressor_layers": 1}),
     System("supervised", "supervised"),
     System("random", UNTRAINED),
     System("random (ViT)", UNTRAINED, settings=SMALL_VIT),
@@ -104,7 +103,7 @@ STUDIES: dict[str, NamedStudy] = {
     "table-7-sides": _ablation("Table 7", "neighbors among positives and negatives", "sides"),
     "all-methods-small": NamedStudy(
         "all sixteen systems, supervised and untrained, on the demo images", "docs/results/all-methods.md", _ALL,
-        settings={"data": "demo", "recipe": "demo", "epochs": 8},
+        settings={"data": "demo", "recipe": "demo", "epochs": 6},
         tune=("lr=x0.5,x1,x2", "temperature=x0.5,x1/weight_decay=x1,x5"),
     ),
 }  # fmt: skip
@@ -203,7 +202,8 @@ def _select(systems: Sequence[System], only: Sequence[str]) -> list[System]:
 def _system_row(study: NamedStudy, system: System, base: int, *, small: bool, own_epochs: bool) -> Row:
     """Return the row of a system; `base` are the epochs of rows without their own."""
     untrained, reference = system.method == UNTRAINED, study.epochs or base
-    settings = {"method": "snclr" if untrained else system.method, **system.settings}
+    known = {name: value for name, value in system.settings.items() if name in all_settings()}
+    settings = {"method": "snclr" if untrained else system.method, **known}
     if not small:
         settings |= system.paper_only
     if own_epochs and system.epochs is not None:

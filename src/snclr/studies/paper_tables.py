@@ -179,25 +179,22 @@ class Official:
     source: str
 
 
+_MOCO, _MOCO_V3 = "github.com/facebookresearch/moco README", "github.com/facebookresearch/moco-v3 CONFIG.md"
 OFFICIAL: dict[str, tuple[Official, ...]] = {
-    "simclr": (Official("69.1 (ResNet-50)", "github.com/google-research/simclr, README"),),
-    "moco": (Official("60.8 ± 0.2 (ResNet-50, 200 epochs)", "github.com/facebookresearch/moco, README"),),
-    "mocov2": (
-        Official("67.5 ± 0.1 (ResNet-50, 200 epochs, one direction)", "github.com/facebookresearch/moco, README"),
-        Official("71.1 (ResNet-50, 800 epochs, one direction)", "github.com/facebookresearch/moco, README"),
-    ),
+    "simclr": (Official("ResNet-50 69.1", "github.com/google-research/simclr README"),),
+    "moco": (Official("ResNet-50 60.8 (200 epochs)", _MOCO),),
+    "mocov2": (Official("ResNet-50 67.5 / 71.1 (200 / 800 epochs, loss of one direction)", _MOCO),),
     "mocov3": (
-        Official("68.9 / 72.8 (ResNet-50, 100 / 300 epochs)", "github.com/facebookresearch/moco-v3, CONFIG.md"),
-        Official("73.2 (ViT-S, 300 epochs)", "github.com/facebookresearch/moco-v3, CONFIG.md"),
-        Official("76.7 (ViT-B, 300 epochs)", "github.com/facebookresearch/moco-v3, CONFIG.md"),
+        Official("ResNet-50 68.9 / 72.8 (100 / 300 epochs)", _MOCO_V3),
+        Official("ViT-S 73.2, ViT-B 76.7 (300 epochs)", _MOCO_V3),
     ),
     "byol": (
-        Official("74.4 (ResNet-50, released weights)", "github.com/google-deepmind/deepmind-research, byol/README"),
+        Official("ResNet-50 74.4 (released weights)", "github.com/google-deepmind/deepmind-research byol/README"),
     ),
-    "swav": (Official("70.1 (ResNet-50, 400 epochs, 2 × 224)", "github.com/facebookresearch/swav, README"),),
-    "barlowtwins": (Official("73.3 (ResNet-50, 1000 epochs)", "github.com/facebookresearch/barlowtwins, README"),),
-    "dino": (Official("76.1 (ViT-S, 300 epochs, multi-crop)", "github.com/facebookresearch/dino, README"),),
-    "mae": (Official("67.8 (ViT-B, 1600 epochs)", "github.com/facebookresearch/mae, FINETUNE.md"),),
-    "cae": (Official("64.5 (ViT-B, 300 epochs)", "github.com/Atten4Vis/CAE, README"),),
+    "swav": (Official("ResNet-50 70.1 (400 epochs, two crops)", "github.com/facebookresearch/swav README"),),
+    "barlowtwins": (Official("ResNet-50 73.3 (1000 epochs)", "github.com/facebookresearch/barlowtwins README"),),
+    "dino": (Official("ViT-S 76.1 (300 epochs, multi-crop)", "github.com/facebookresearch/dino README"),),
+    "mae": (Official("ViT-B 67.8 (1600 epochs)", "github.com/facebookresearch/mae FINETUNE.md"),),
+    "cae": (Official("ViT-B 64.5 (300 epochs)", "github.com/Atten4Vis/CAE README"),),
 }
 """Only figures that differ from those of the paper."""
