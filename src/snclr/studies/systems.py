@@ -20,7 +20,7 @@ class PaperSystem:
     flags: str
     """Flags of `snclr pretrain` that select it."""
     figures: list[str] = field(default_factory=list)
-    """The paper's figures in words: linear top-1 (Table 1), or box AP (Table 3) of systems that Table 1 does not have."""
+    """The paper's figures in words: linear top-1 (Table 1), or box AP (Table 3) of systems that are not in Table 1."""
 
     @property
     def available(self) -> bool:
