@@ -79,7 +79,11 @@ PROMISES = (
     Promise("7", "full disk (a tmpfs of a few hundred kilobytes)", disks.small_tmpfs, 5, (2,)),
     Promise("8", "a damaged checkpoint is skipped with a warning", damage.damaged, 200, tuple(range(12))),
     Promise(
-        "9", "opening a file never executes code from it", payloads.payload, len(payloads.PAYLOADS), (1, 8, 13, 15)
+        "9",
+        "opening a file never executes code from it",
+        payloads.payload,
+        len(payloads.PAYLOADS),
+        (1, 8, 13, 15, 22, 24),
     ),
     Promise(
         "10", "unusual images are decoded correctly, bad ones rejected with a reason", unusual_images.decoded, 2, (0, 1)
