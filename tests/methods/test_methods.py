@@ -23,10 +23,10 @@ from snclr.methods.config import METHODS, MethodName
 from snclr.runtime.settings import describe
 from snclr.train.build import build_method, encoder_spec, view_groups
 from snclr.train.config import resolve, settings_for_method
+from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
 from snclr.train.optim import build_optimizer
 from snclr.train.pretrain import pretrain
-from snclr.train.saved_run import load_trained_method
 from tests.methods import naive
 
 SMALL = {

@@ -16,8 +16,8 @@ from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.loader import Batch, ViewLoader
 from snclr.train import pretrain_task
 from snclr.train.build import build_method, encoder_spec
+from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
-from snclr.train.saved_run import load_trained_method
 from tests.helpers.state_digest import digest
 
 TINY = {

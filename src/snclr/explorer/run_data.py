@@ -50,8 +50,8 @@ from snclr.recipes import RECIPES
 from snclr.reports.curves import METRICS
 from snclr.train.build import encoder_spec, view_groups
 from snclr.train.config import read_config, resolve, setting_groups
+from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
-from snclr.train.saved_run import load_trained_method
 
 Space = Literal["encoder", "projection"]
 Network = Literal["encoder", "y1", "y2"]

@@ -281,8 +281,8 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     if method != "snclr":
         replaced = METHOD_SETTINGS - (SIZES if recipe.scale == "small" else set())
         values = {name: value for name, value in values.items() if name not in replaced}
-        # A saved run has all its settings; those that are None are among them.
-        if not (is_saved_run(settings) or (is_saved_run(read) and read["method"] == method)):
+        # The config.yaml of a run has all settings, also those that are None.
+        if not (is_run_config(settings) or (is_run_config(read) and read["method"] == method)):
             values |= paper_settings(method, _setup(values | saved | given, paper_scale=recipe.scale == "paper"))
     for source in (saved, given):
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
@@ -337,15 +337,15 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
-    written_by_a_run = is_saved_run(saved)
+    from_run = is_run_config(saved)
     saved = {current_name(name) if isinstance(name, str) else name: value for name, value in saved.items()}
-    if written_by_a_run and saved["method"] in list(METHODS):
+    if from_run and saved["method"] in list(METHODS):
         return _with_earlier_values(saved)
     return saved
 
 
-def is_saved_run(settings: Mapping[str, Any]) -> bool:
-    """Whether the settings are those in the config.yaml of a run, of any version; a file written by hand has fewer."""
+def is_run_config(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings are the whole config.yaml of a run, of any version; a file written by hand has fewer."""
     names = ("out", "recipe", "method", "seed", "resume", "overwrite", "encoder", "epochs", "batch_size", "optimizer")
     return all(settings.get(name) is not None for name in names)
 
