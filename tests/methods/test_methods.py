@@ -21,7 +21,7 @@ from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.methods.config import METHODS, MethodName
 from snclr.runtime.settings import describe
-from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.build import build_method, encoder_spec, view_settings
 from snclr.train.config import resolve, settings_for_method
 from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
@@ -240,7 +240,7 @@ def train_briefly(name, demo_images, seed=0):
     method = build_method(config, encoder_spec(config), classes=5)
     optimizer = build_optimizer("adamw", method.named_parameters(), lr=LR.get(name, 0.003), weight_decay=0.01)
     loader = ViewLoader(
-        dataset, views=view_groups(config), image_size=SIDE, batch_size=BATCH, seed=seed, workers=0, rank=0,
+        dataset, views=view_settings(config), image_size=SIDE, batch_size=BATCH, seed=seed, workers=0, rank=0,
         world_size=1, device=torch.device("cpu"), max_bad_share=0.1,
     )  # fmt: skip
     before, losses = knn(method.encoder, test_images, labels), []
