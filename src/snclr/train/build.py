@@ -23,7 +23,7 @@ from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
 from snclr.models.vit import accept_size, set_drop_path
-from snclr.runtime.memory import cache_limit
+from snclr.runtime.memory import image_cache_bytes
 from snclr.runtime.progress import set_status
 from snclr.train.config import PretrainConfig, fit_queue
 from snclr.train.optim import build_optimizer, scaled_lr
@@ -52,7 +52,7 @@ def build_task(
             dataset, views=view_settings(config), image_size=config.image_size, sizes=view_sizes(config),
             batch_size=config.batch_size, seed=config.seed, workers=config.workers, rank=fabric.global_rank,
             world_size=fabric.world_size, device=fabric.device, max_bad_share=config.max_bad_share,
-            cache_bytes=cache_limit(config.cache_images) // ranks_per_machine,
+            cache_bytes=image_cache_bytes(config.cache_images) // ranks_per_machine,
         )  # fmt: skip
         set_status(f"building {config.encoder}")
         spec = encoder_spec(config)

@@ -17,7 +17,7 @@ from snclr.errors import UserError, did_you_mean, known_spelling
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.methods.paper_settings import Setup, paper_settings
 from snclr.recipes import RECIPES, get_recipe
-from snclr.runtime.memory import cache_limit
+from snclr.runtime.memory import image_cache_bytes
 from snclr.runtime.settings import (
     Count,
     Fraction,
@@ -183,7 +183,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
                 f"assignment_queue={queue} must be a multiple of batch_size={self.batch_size}: whole batches enter and"
                 f" leave it. Use {queue // self.batch_size * self.batch_size or self.batch_size}."
             )
-        cache_limit(self.cache_images)
+        image_cache_bytes(self.cache_images)
         if self.resume and self.overwrite:
             raise UserError("resume=True and overwrite=True exclude each other. Give one of them.")
 
