@@ -65,7 +65,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     shared = broadcast_object(given)  # only rank 0 needs to see the run directory
     with raise_on_all_ranks():
         if fabric.is_global_zero and shared.resume and not RunDir(shared.out).config.is_file():
-            _start_instead_of_resume(shared, quiet=quiet)
+            _check_new_run(shared, quiet=quiet)
     _require(shared, ("data", "out"))
     if given.precision != shared.precision:
         raise UserError(
@@ -84,8 +84,8 @@ def launch_run(config: PretrainConfig) -> Any:
     )  # fmt: skip
 
 
-def _start_instead_of_resume(config: PretrainConfig, *, quiet: bool) -> None:
-    """Say that a new run is started, as job scripts need it; raise UserError if there is no data to start with."""
+def _check_new_run(config: PretrainConfig, *, quiet: bool) -> None:
+    """Print that --resume starts a new run, which job scripts rely on; raise UserError if there is no data for one."""
     if not config.data:
         raise UserError(
             f"there is no run to resume in {config.out}{similar_run(config.out)}. Give the --out of a run, or add"
