@@ -110,7 +110,7 @@ def lines(gpu: PretendedGpu) -> collections.Counter[str]:
 class SilentProgress:
     """A progress bar that shows nothing."""
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         pass
 
 

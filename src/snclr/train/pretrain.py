@@ -167,26 +167,26 @@ def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
 def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *, quiet: bool) -> None:
     """Run the trainer with the run's metrics."""
     config, fabric, run = task.config, task.fabric, task.run
-    opening = (
+    start_message = (
         f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on"
         f" {count(len(task.dataset), 'image')} of {config.data}, {count(config.epochs, 'epoch')} of"
         f" {count(task.steps_per_epoch, 'step')}, on {fabric.device}"
     )
     if fabric.world_size > 1:
-        opening += f", {fabric.world_size} ranks"
+        start_message += f", {fabric.world_size} ranks"
     if isinstance(config.method_config, QueueConfig):
-        opening += f", queue of {count(config.queue_length, 'feature')}"
+        start_message += f", queue of {count(config.queue_length, 'feature')}"
         if config.queue_length > len(task.dataset) and checkpoint is None:
-            opening += (
+            start_message += (
                 f"\nwarning: --queue-length {config.queue_length} is more than the number of images: the queue holds"
                 " several features of an image, and it can be selected as a neighbor more than once"
             )
-    _log.info(opening)
+    _log.info(start_message)
     resume_step = None if checkpoint is None else checkpoint.step
     metrics = MetricsLog(run.path, resume_step=resume_step) if fabric.is_global_zero else None
     with metrics or nullcontext():
         trainer = Trainer(
-            task=task, description="pretrain", checkpoints=run.checkpoints, stop=stop, opening=opening,
+            task=task, description="pretrain", checkpoints=run.checkpoints, stop=stop, start_message=start_message,
             device=fabric.device, quiet=quiet, metrics=metrics, log_every=config.log_every, epoch_lines=True,
             save_every=config.checkpoint_every or task.steps_per_epoch, keep=config.keep_checkpoints,
         )  # fmt: skip

@@ -128,7 +128,7 @@ def _train(
         with StopFlag() as stop:
             Trainer(
                 task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
-                opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
+                start_message=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
                 device=fabric.device, quiet=quiet,
             ).fit(load_latest_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
         with raise_on_all_ranks():
