@@ -283,7 +283,9 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
         values = {name: value for name, value in values.items() if name not in replaced}
         # The config.yaml of a run has all settings, also those that are None.
         if not (is_run_config(settings) or (is_run_config(read) and read["method"] == method)):
-            values |= paper_settings(method, _setup(values | saved | given, paper_scale=recipe.scale == "paper"))
+            values |= paper_settings(
+                method, _setup(method, values | saved | given, paper_scale=recipe.scale == "paper")
+            )
     for source in (saved, given):
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
@@ -297,9 +299,9 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
 
 
-def _setup(values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
-    """Return what the settings of a method's paper depend on."""
-    known = all_settings()
+def _setup(method: str, values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
+    """Return the settings on which the values of a method's paper depend, with the method's own defaults."""
+    known = all_settings() | describe(METHODS[method])
     names = [field.name for field in fields(Setup) if field.name != "paper_scale"]
     checked = {name: known[name].check(values[name]) if name in values else known[name].default for name in names}
     return Setup(**checked, paper_scale=paper_scale)
