@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from snclr.api.retrieval import explain
 from snclr.checkpoint.format import latest_checkpoint
@@ -27,6 +26,7 @@ from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
 from snclr.train.optim import build_optimizer
 from snclr.train.pretrain import pretrain
+from tests.helpers.noise_images import write_noise
 from tests.methods import naive
 
 SMALL = {
@@ -266,13 +266,7 @@ def test_every_method_learns_from_images(name, demo_images):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    for i in range(16):
-        (folder / f"class{i % 2}").mkdir(exist_ok=True)
-        pixels = generator.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"class{i % 2}" / f"{i}.png")
-    return str(folder)
+    return str(write_noise(tmp_path_factory.mktemp("images"), 16))
 
 
 OPTIONS = [

@@ -144,8 +144,8 @@ def _connect(fabric: Any, env: ResolvedEnvironment, timeout: float) -> None:
             raise
         raise UserError(
             f"rank {env.rank} could not connect to all {env.world_size} ranks at {address}"
-            f" ({first_line(error)}). Start every rank within {timeout:g} seconds, where it can reach that"
-            " address and port."
+            f" ({first_line(error)}). Start every rank within {timeout:g} seconds, on a node that can reach"
+            " that address and port."
         ) from error
     if (actual := rank_and_size()) != (env.rank, env.world_size):
         raise UserError(
