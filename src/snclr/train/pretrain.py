@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,8 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
         if fabric.is_global_zero:
             saved = {**config.to_dict(), "resume": False, "overwrite": False}
             write_atomic(run.config, yaml.safe_dump(saved, sort_keys=False))
-        with limit_threads(config.threads), _session(run, fabric):
+        session = record_session(run, fabric.device, fabric.world_size) if fabric.is_global_zero else nullcontext()
+        with limit_threads(config.threads), session:
             _train(task, checkpoint, stop, quiet=quiet)
         with raise_on_all_ranks():
             if fabric.is_global_zero:
@@ -195,11 +196,6 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *,
         except StopRequested as request:
             _log.info(f"stopped by {request.signal.name} after step {request.step} of {request.total_steps}")
             raise
-
-
-def _session(run: RunDir, fabric: Any) -> AbstractContextManager[None]:
-    """Record the session on rank 0."""
-    return record_session(run, fabric.device, fabric.world_size) if fabric.is_global_zero else nullcontext()
 
 
 @contextmanager
