@@ -4,8 +4,8 @@
     python scripts/neighbor_study.py list                            # the runs and which of them are recorded
 
 docs/results/neighbor-study.md states the protocol. A finished run is one line in results/neighbor-study.jsonl; a
-stopped one starts again. DIR of --images holds the folders coil100, omniglot, cifar5-test, cifar10/train and
-cifar10/test.
+stopped one starts again. DIR of --images holds the folders coil100, omniglot, digits, cifar5-test, cifar10/train
+and cifar10/test.
 """
 
 from __future__ import annotations
@@ -79,8 +79,12 @@ DATA: dict[str, DataSet] = {
     "coil100": DataSet("coil100", 14, _CROPS, labels=(0, 90, 180, 270)),
     "omniglot": DataSet("omniglot", 20, _CROPS, labels=(0, 5, 10, 15)),
     "cifar5": DataSet("demo", 12, {"views": "cifar", "crop_min": 0.35}, test="cifar5-test"),
+    "digits": DataSet("digits", 40, {**_CROPS, "queue_length": 1024}, labels=(0, 45, 90, 135)),
     "cifar10": DataSet("cifar10/train", 20, {"views": "cifar", "crop_min": 0.35}, test="cifar10/test"),
 }
+
+ONLY_ROUND_2 = ("digits",)
+"""Data sets added after round 1; their trials of round 2 start from the common settings."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def tuning_runs(
 
     None for round 2 while trials of round 1 are missing.
     """
-    base = chosen_settings(data, row, records or {}) if round_ else {}
+    base = chosen_settings(data, row, records or {}) if round_ and data not in ONLY_ROUND_2 else {}
     if base is None:
         return None
     grid, epochs = GRID_2 if round_ else GRID, DATA[data].epochs // 2
@@ -135,6 +139,7 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
     sweep = list(sweep_runs())
     yield from round_runs("coil100", "2", records)
+    yield from round_runs("digits", "2", records)
     yield from (run for run in sweep if run.seed == 0)
     yield from round_runs("cifar5", "2", records)
     yield from sweep
@@ -157,7 +162,7 @@ def sweep_runs() -> Iterator[Run]:
     """Yield the runs of the figure "gain against purity": K, views and data for none, soft and hard, not tuned."""
     views: tuple[dict[str, Any], ...] = ({}, {"crop_min": 0.2}, {"views": "cifar", "crop_min": 0.35})
     for seed in SWEEP_SEEDS:
-        for data in ("coil100", "omniglot", "cifar5"):
+        for data in ("coil100", "digits", "omniglot", "cifar5"):
             for view in views if data != "cifar5" else ({}, _CROPS):
                 yield Run("sweep", data, "none", seed, DATA[data].epochs, view)
                 for row in ("soft-max", "hard"):
