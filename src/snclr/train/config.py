@@ -302,7 +302,8 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
 
 def _setup(method: str, values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
     """Return the settings on which the values of a method's paper depend, with the method's own defaults."""
-    known = all_settings() | describe(METHODS[method])
+    method_class: Any = METHODS[method]
+    known = all_settings() | describe(method_class)
     names = [field.name for field in fields(Setup) if field.name != "paper_scale"]
     checked = {name: known[name].check(values[name]) if name in values else known[name].default for name in names}
     return Setup(**checked, paper_scale=paper_scale)
