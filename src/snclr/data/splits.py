@@ -104,7 +104,7 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[I
     """
     if test is not None:
         return _open(data, "train"), _open(test, "test"), f"train {data}, test {test}"
-    if has_test_part(data):
+    if has_own_test_split(data):
         return _open(data, "train"), _open(data, "test"), f"{data}, its own train and test split"
     whole = _open(data, "train")
     if whole.labels is None:
@@ -120,10 +120,10 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[I
 
 def holds_out_test(data: str, test: str | None) -> bool:
     """Return whether `open_splits` holds out test images because there are no separate ones."""
-    return test is None and not has_test_part(data)
+    return test is None and not has_own_test_split(data)
 
 
-def has_test_part(data: str) -> bool:
+def has_own_test_split(data: str) -> bool:
     """Return whether a dataset has its own test split."""
     data = split_part(data)[0]
     if names_huggingface(data):
@@ -136,4 +136,4 @@ def has_test_part(data: str) -> bool:
 
 def _open(data: str, split: str) -> ImageDataset:
     """Open a split, or all of a dataset without splits."""
-    return open_dataset(data, split=split if has_test_part(data) else "train", download=True)
+    return open_dataset(data, split=split if has_own_test_split(data) else "train", download=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from snclr.data.info import FIT, DatasetInfo, inspect_dataset
-from snclr.data.splits import has_test_part
+from snclr.data.splits import has_test_split
 from snclr.errors import UserError, count
 from snclr.studies.budget import parse_budget
 from snclr.studies.design import Study, check_settings, command_line
@@ -47,7 +47,7 @@ def assemble_comparison(
         settings = _used(settings, rows)
         notes.insert(0, _source(named, settings))
     axes = parse_tune(tune)
-    apart = options.eval_data is None and (options.test is not None or has_test_part(settings["data"]))
+    apart = options.eval_data is None and (options.test is not None or has_test_split(settings["data"]))
     check_settings(settings, rows, axes, fits_apart=apart)
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
     command = command_line("compare", {**flags, **options.recorded(), **given})

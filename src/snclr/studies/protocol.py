@@ -77,7 +77,8 @@ def _protocol(study: Study, runs: Sequence[Run]) -> list[str]:
     if not trained:
         return []
     s, steps = trained[0].settings, study.steps(trained[0])
-    shared = {name: {repr(run.settings[name]) for run in trained} for name in ("epochs", "encoder", "views")}
+    shared = {name: {repr(run.settings[name]) for run in trained} for name in ("epochs", "views")}
+    shared["encoder"] = {repr(run.settings["encoder"]) for run in runs}
     length = f"{steps} steps" if study.evaluation.kind == "cost" else f"{s['epochs']} epochs ({steps:,} steps)"
     parts = [
         f"{s['encoder']} at {s['image_size']} px" if len(shared["encoder"]) == 1 else f"{s['image_size']} px",

@@ -21,7 +21,7 @@ from snclr.checkpoint.encoder_file import save_encoder
 from snclr.checkpoint.run_dir import RunDir
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
-from snclr.io.atomic import discard, sweep
+from snclr.io.atomic import discard, remove_leftovers
 from snclr.io.jsonl import append_jsonl, read_jsonl
 from snclr.runtime.device import pick_device
 from snclr.runtime.machine import cpu_name, versions
@@ -80,7 +80,7 @@ def run_job(job: dict[str, Any]) -> int:
         if not job["keep_runs"]:
             if checkpoints.is_dir():
                 discard(checkpoints)
-            sweep(checkpoints)  # the rest of an interrupted deletion
+            remove_leftovers(checkpoints)  # the rest of an interrupted deletion
         write_record(record, Path(job["record"]))
     return 0
 
