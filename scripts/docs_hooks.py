@@ -85,7 +85,7 @@ def cli() -> str:
 
 def systems() -> str:
     """The systems of the paper's tables: which tests cover them, the paper's figures, and official ones that differ."""
-    from snclr.studies.systems import paper_systems
+    from snclr.studies.paper.systems import paper_systems
 
     tested = method_tests()
     rows = []

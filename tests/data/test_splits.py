@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from snclr.data.datasets.base import ArrayDataset, open_dataset
-from snclr.data.splits import Subset, has_test_split, hold_out, open_splits, take
+from snclr.data.splits import Subset, has_own_test_split, hold_out, open_splits, take
 from snclr.errors import UserError
 
 
@@ -96,7 +96,7 @@ def test_the_validation_part_is_a_fixed_tenth_of_each_class_and_apart_from_the_r
     assert len({whole.fingerprint(), fit.fingerprint(), held.fingerprint()}) == 3
     assert open_dataset("demo#fit").fingerprint() == fit.fingerprint()
     assert open_dataset("demo#fit", split="test").fingerprint() == open_dataset("demo", split="test").fingerprint()
-    assert has_test_split("demo#fit")
+    assert has_own_test_split("demo#fit")
 
 
 def test_a_part_of_unlabeled_images_is_rejected_and_a_folder_of_that_name_is_a_folder(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snclr.api.compare import compare
-from snclr.studies.budget import images_per_step, nearest_epochs, parse_budget
+from snclr.studies.conditions.budget import images_per_step, nearest_epochs, parse_budget
 from snclr.studies.records import Records
 from tests.studies.test_study import Workers, common, workers  # noqa: F401 (fixtures)
 

@@ -13,11 +13,11 @@ from snclr.cli.lists import studies
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
 from snclr.methods import METHODS
-from snclr.studies import named
-from snclr.studies.named import STUDIES, is_small, missing_methods, study_measures, study_rows, study_settings
-from snclr.studies.paper_tables import DETECTION, OFFICIAL, SEMI, TABLES
+from snclr.studies.conditions.tuning import count_trials, parse_tune, row_trials
+from snclr.studies.paper import named
+from snclr.studies.paper.figures import DETECTION, OFFICIAL, SEMI, TABLES
+from snclr.studies.paper.named import STUDIES, is_small, missing_methods, study_measures, study_rows, study_settings
 from snclr.studies.runs import Evaluation, make_run
-from snclr.studies.tuning import count_trials, parse_tune, row_trials
 from tests.helpers import tiny_coco
 from tests.studies.test_study import common, workers  # noqa: F401 (fixtures)
 

@@ -4,8 +4,8 @@ import pytest
 
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
-from snclr.studies.ablations import TABLES, ablation_rows, queue_lengths
 from snclr.studies.options import parse_seeds
+from snclr.studies.paper.ablations import TABLES, ablation_rows, queue_lengths
 from snclr.studies.runs import Evaluation, Row, make_run, parse_methods
 from snclr.train.config import resolve
 

@@ -22,8 +22,8 @@ from snclr.errors import UserError
 from snclr.reports.figures import comparison as comparison_figure
 from snclr.runtime.stop import StopRequested
 from snclr.studies import runner
+from snclr.studies.conditions.tuning import TUNE_SEED
 from snclr.studies.records import Records, downsample_metrics, write_record
-from snclr.studies.tuning import TUNE_SEED
 from tests.helpers import tiny_run
 
 WHERE = {"device": "a processor", "threads": 1, "jobs": 1}

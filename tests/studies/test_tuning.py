@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from snclr.errors import UserError
+from snclr.studies.conditions.tuning import Trial, best_trial, count_trials, parse_tune, row_trials
 from snclr.studies.runs import Evaluation as E
 from snclr.studies.runs import Row, make_run, parse_methods
-from snclr.studies.tuning import Trial, best_trial, count_trials, parse_tune, row_trials
 
 SEED = 1_000_000
 

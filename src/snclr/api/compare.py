@@ -89,9 +89,9 @@ def ablate(
         name: Name of the table and its files (default: ablate-TABLE).
     """
     from snclr.data.info import inspect_dataset
-    from snclr.studies.ablations import NO_NEIGHBORS, TABLES, ablation_rows
+    from snclr.studies.conditions.leakage import check_test_images
     from snclr.studies.design import Study, check_settings, command_line
-    from snclr.studies.leakage import check_test_images
+    from snclr.studies.paper.ablations import NO_NEIGHBORS, TABLES, ablation_rows
     from snclr.studies.runs import Evaluation
     from snclr.studies.study import run_study
     from snclr.train.config import fit_queue, resolve

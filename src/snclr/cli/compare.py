@@ -8,8 +8,8 @@ from typing import Any
 
 from snclr.api.compare import ablate, compare
 from snclr.cli.flags import Command
-from snclr.studies.ablations import RULES, TABLES
 from snclr.studies.estimate import StudyEstimate
+from snclr.studies.paper.ablations import RULES, TABLES
 from snclr.studies.study import StudyResult
 
 _COMPARE_EXAMPLES = """Examples:

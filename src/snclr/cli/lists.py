@@ -58,7 +58,7 @@ def studies(study: str | None = None) -> dict[str, Any]:
     Args:
         study: show the rows of this study, with their settings and the figures of the paper
     """
-    from snclr.studies.named import STUDIES, describe_study, get_study
+    from snclr.studies.paper.named import STUDIES, describe_study, get_study
 
     if study is None:
         return {name: f"{one.source}: {one.title}" for name, one in STUDIES.items()}

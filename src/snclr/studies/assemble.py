@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from snclr.data.info import FIT, DatasetInfo, inspect_dataset
-from snclr.data.splits import has_test_split
+from snclr.data.splits import has_own_test_split
 from snclr.errors import UserError, count
-from snclr.studies.budget import parse_budget
+from snclr.studies.conditions.budget import parse_budget
+from snclr.studies.conditions.leakage import check_test_images
+from snclr.studies.conditions.tuning import TUNE_SEED, parse_tune
 from snclr.studies.design import Study, check_settings, command_line
-from snclr.studies.leakage import check_test_images
-from snclr.studies.named import NamedStudy, get_study, is_small, study_measures, study_rows, study_settings
 from snclr.studies.options import StudyOptions
+from snclr.studies.paper.named import NamedStudy, get_study, is_small, study_measures, study_rows, study_settings
 from snclr.studies.runs import Evaluation, Row, parse_methods
-from snclr.studies.tuning import TUNE_SEED, parse_tune
 
 DEFAULT_METHODS = "snclr,nnclr,mocov3"
 
@@ -47,7 +47,7 @@ def assemble_comparison(
         settings = _used(settings, rows)
         notes.insert(0, _source(named, settings))
     axes = parse_tune(tune)
-    apart = options.eval_data is None and (options.test is not None or has_test_split(settings["data"]))
+    apart = options.eval_data is None and (options.test is not None or has_own_test_split(settings["data"]))
     check_settings(settings, rows, axes, fits_apart=apart)
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
     command = command_line("compare", {**flags, **options.recorded(), **given})

@@ -10,10 +10,10 @@ from typing import Any
 from snclr.data.info import FIT, DatasetInfo, dataset_name
 from snclr.errors import UserError
 from snclr.methods import METHODS
-from snclr.studies.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_per_step, nearest_epochs
+from snclr.studies.conditions.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_per_step, nearest_epochs
+from snclr.studies.conditions.tuning import TUNE_SEED, Axis, Trial, count_trials, row_trials
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import ASSIGNED, Evaluation, Row, Run, make_run
-from snclr.studies.tuning import TUNE_SEED, Axis, Trial, count_trials, row_trials
 from snclr.train.config import resolve, settings_for_method
 
 

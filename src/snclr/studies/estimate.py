@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from snclr.studies.budget import measured_seconds
+from snclr.studies.conditions.budget import measured_seconds
 from snclr.studies.design import Study
 from snclr.studies.options import StudyOptions
 from snclr.studies.runner import execute

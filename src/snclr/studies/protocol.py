@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snclr.data.info import VALIDATION_SHARE
-from snclr.studies.budget import CALIBRATION_STEPS, measured_seconds
+from snclr.studies.conditions.budget import CALIBRATION_STEPS, measured_seconds
+from snclr.studies.conditions.tuning import Trial, count_trials
 from snclr.studies.design import Study
 from snclr.studies.records import SCHEMA
 from snclr.studies.runs import Run
-from snclr.studies.tuning import Trial, count_trials
 
 _UNITS = {
     "steps": "optimizer steps",

@@ -10,7 +10,8 @@ from typing import Any
 from snclr.io.atomic import check_writable, write_atomic
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.stop import StopRequested
-from snclr.studies.budget import measured_seconds
+from snclr.studies.conditions.budget import measured_seconds
+from snclr.studies.conditions.tuning import best_trial
 from snclr.studies.design import Study
 from snclr.studies.estimate import StudyEstimate, estimate_study
 from snclr.studies.options import StudyOptions
@@ -18,7 +19,6 @@ from snclr.studies.protocol import Findings, describe
 from snclr.studies.records import Records, write_record
 from snclr.studies.runner import Outcome, execute
 from snclr.studies.runs import Run
-from snclr.studies.tuning import best_trial
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from snclr.io.jsonl import append_jsonl, read_jsonl
 from snclr.runtime.device import pick_device
 from snclr.runtime.machine import cpu_name, versions
 from snclr.runtime.stop import StopRequested
-from snclr.studies.budget import images_per_step
+from snclr.studies.conditions.budget import images_per_step
 from snclr.studies.measures import evaluate
 from snclr.studies.records import SCHEMA, downsample_metrics, write_record
 from snclr.studies.runs import UNTRAINED

@@ -10,9 +10,18 @@ from snclr.data.info import DatasetInfo
 from snclr.errors import UserError, did_you_mean
 from snclr.methods import METHODS
 from snclr.recipes import get_recipe
-from snclr.studies import paper_tables
-from snclr.studies.ablations import ablation_rows
-from snclr.studies.paper_tables import ABLATIONS, PaperTable, System
+from snclr.studies.paper.ablations import ablation_rows
+from snclr.studies.paper.figures import (
+    ABLATIONS,
+    TABLE_1_RESNET50,
+    TABLE_1_VIT_BASE,
+    TABLE_1_VIT_SMALL,
+    TABLE_2_RESNET50,
+    TABLE_2_VIT_SMALL,
+    TABLE_3,
+    PaperTable,
+    System,
+)
 from snclr.studies.runs import UNTRAINED, Row
 from snclr.train.config import all_settings, fit_queue, resolve, settings_for_method
 
@@ -91,12 +100,12 @@ _ALL: tuple[System, ...] = (
 )
 
 STUDIES: dict[str, NamedStudy] = {
-    "table-1-resnet50": _from_table(paper_tables.TABLE_1_RESNET50, _TABLE_LINEAR),
-    "table-1-vit-small": _from_table(paper_tables.TABLE_1_VIT_SMALL, _TABLE_LINEAR, **SMALL_VIT),
-    "table-1-vit-base": _from_table(paper_tables.TABLE_1_VIT_BASE, _TABLE_LINEAR, **SMALL_VIT),
-    "table-2-resnet50": _from_table(paper_tables.TABLE_2_RESNET50, _TABLE_SEMI),
-    "table-2-vit-small": _from_table(paper_tables.TABLE_2_VIT_SMALL, _TABLE_SEMI, **SMALL_VIT),
-    "table-3-detection": _from_table(paper_tables.TABLE_3, ("knn", "detect")),
+    "table-1-resnet50": _from_table(TABLE_1_RESNET50, _TABLE_LINEAR),
+    "table-1-vit-small": _from_table(TABLE_1_VIT_SMALL, _TABLE_LINEAR, **SMALL_VIT),
+    "table-1-vit-base": _from_table(TABLE_1_VIT_BASE, _TABLE_LINEAR, **SMALL_VIT),
+    "table-2-resnet50": _from_table(TABLE_2_RESNET50, _TABLE_SEMI),
+    "table-2-vit-small": _from_table(TABLE_2_VIT_SMALL, _TABLE_SEMI, **SMALL_VIT),
+    "table-3-detection": _from_table(TABLE_3, ("knn", "detect")),
     "table-4-neighbors": _ablation("Table 4", "positiveness and number of neighbors", "positiveness", "neighbors"),
     "table-5-queue": _ablation("Table 5", "length of the candidate set", "queue"),
     "table-6-cost": _ablation("Table 6", "memory and seconds per step over the set length", "cost"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from snclr.methods import METHODS
-from snclr.studies.paper_tables import OFFICIAL, TABLES, Official, System
+from snclr.studies.paper.figures import OFFICIAL, TABLES, Official, System
 from snclr.studies.runs import UNTRAINED
 
 _ENCODERS = {"resnet50-imagenet": "ResNet-50", "vit-small-imagenet": "ViT-S", "vit-base-imagenet": "ViT-B"}
