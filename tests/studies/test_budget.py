@@ -133,3 +133,14 @@ def test_an_untrained_row_has_no_budget(timed, common):  # noqa: F811
     compare(methods="random," + SIDES, seeds=1, budget="seconds", **{**common, "epochs": 10})
     assert list(trained(timed, kind="cost")) == ["snclr:sides=neither", "snclr"]
     assert trained(timed)["snclr"] == 4
+
+
+def test_a_dry_run_in_seconds_counts_the_epochs_as_given_until_it_is_calibrated(timed, common):  # noqa: F811
+    given = {"methods": SIDES, "seeds": 2, "budget": "seconds", **common, "epochs": 10}
+    estimate = compare(**given, dry_run=True)
+    assert estimate.pending == len(estimate.runs) == 4
+    assert not common["out"].exists()
+    compare(**{**given, "seeds": 1})
+    after = compare(**given, dry_run=True)
+    assert after.pending == 2
+    assert [run["finished"] for run in after.runs] == [True, True, False, False]

@@ -88,8 +88,8 @@ def test_with_a_budget_the_epochs_of_rows_do_not_differ():
     study = STUDIES["table-3-detection"]
     settings = study_settings(study, {"data": "demo", "recipe": "demo", "epochs": 8})
     own = {row.label: row.settings.get("epochs") for row in study_rows(study, settings, IMAGENET)[0]}
-    assert own["SNCLR, 200 epochs"] == 8
-    assert own["SNCLR, 800 epochs"] == 32
+    assert own["SNCLR at 200 epochs"] == 8
+    assert own["SNCLR at 800 epochs"] == 32
     assert own["Supervised"] == 4
     equal = study_rows(study, settings, IMAGENET, own_epochs=False)[0]
     assert not any("epochs" in row.settings for row in equal)
@@ -114,6 +114,7 @@ def test_a_table_runs_on_little_data_with_the_papers_figures_beside(workers, com
 def test_rows_can_be_selected_by_method_or_label(workers, common):  # noqa: F811
     compare(study="table-1-resnet50", methods="snclr,MoCo v3", seeds=1, **common)
     assert [job["label"] for job in workers.started] == ["SNCLR", "MoCo v3"]
+    assert not [system.label for study in STUDIES.values() for system in study.systems if "," in system.label]
     with pytest.raises(UserError, match="the study has no such row"):
         compare(study="table-1-resnet50", methods="dino", seeds=1, **common)
 
@@ -137,7 +138,7 @@ def test_a_study_of_detection_needs_its_data(workers, common, tmp_path):  # noqa
         compare(study="table-3-detection", seeds=1, **common)
     coco = tiny_coco.write(tmp_path / "coco")
     compare(study="table-3-detection", methods="snclr,random", seeds=1, coco=str(coco), **common)
-    assert [job["label"] for job in workers.started] == ["SNCLR, 200 epochs", "SNCLR, 800 epochs", "Rand Init"]
+    assert [job["label"] for job in workers.started] == ["SNCLR at 200 epochs", "SNCLR at 800 epochs", "Rand Init"]
     evaluation = workers.started[0]["evaluation"]
     assert evaluation["coco"] == str(coco)
     assert evaluation["detect_recipe"] == "cpu"
@@ -185,6 +186,21 @@ def test_a_failed_trial_is_stated_and_the_study_is_continued(workers, common):  
     assert not any("not all tuning" in note for note in again.table["notes"])
     kept = json.loads(Path(again.files["json"]).read_text())
     assert len(kept["rows"][0]["trials"]) == 2
+
+
+def test_the_tuning_of_a_study_can_be_left_out(workers, common):  # noqa: F811
+    given = {"study": "all-methods-small", "methods": "simclr,random", "seeds": 1, **common}
+    compare(**given, tune=["none"])
+    assert [job["label"] for job in workers.started] == ["simclr", "random", "random (ViT)"]
+    compare(**given)
+    assert len(workers.started) == 3 + 6 + 1  # six trials; their choice is trained, the untrained rows are there
+
+
+def test_untrained_rows_need_no_other_rows(workers, common):  # noqa: F811
+    result = compare(methods="random", seeds=2, **common)
+    assert result.exit_code == 0
+    assert [job["given"]["seed"] for job in workers.started] == [0, 1]
+    assert workers.started[0]["folder"].split("/")[-1].startswith("random-seed0-")
 
 
 def test_every_study_is_listed():

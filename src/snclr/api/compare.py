@@ -52,7 +52,7 @@ def compare(
             them with an amount such as seconds=600 (default: the same epochs; with --study those of the paper).
         tune: NAME=A,B,...: try these values for each row and take the best by kNN on a tenth of the training set, with
             a separate seed; xA is A times the row's own value, NAME=A,B/OTHER=C,D has another setting for methods
-            without the first; may be given several times.
+            without the first; may be given several times; none leaves out the tuning of a study.
         tune_seed: Seed of the tuning runs, which no compared run may have.
         coco: Folder with the COCO data of a study that measures detection.
         name: Name of the table and its files (default: compare, or the name of the study).

@@ -52,11 +52,13 @@ class Trial:
 
 
 def parse_tune(texts: Sequence[str]) -> list[Axis]:
-    """Parse the axes of the tuning grid; `/` separates alternatives for methods without a setting.
+    """Parse the axes of the tuning grid; `/` separates alternatives for methods without a setting, `none` has no axes.
 
     >>> [str(axis) for axis in parse_tune(["lr=0.1,0.2,momentum=0.9,0.99/weight_decay=x1,x5"])]
     ['lr in {0.1, 0.2}', 'momentum in {0.9, 0.99}, else weight_decay in {x1, x5}']
     """
+    if list(texts) == ["none"]:
+        return []
     parts = [part for text in texts for part in re.split(r",(?=\s*[A-Za-z_-]+=)", text)]
     axes = [Axis(tuple(_parse_choice(choice, part) for choice in part.split("/"))) for part in parts]
     for axis, part in zip(axes, parts, strict=True):

@@ -39,7 +39,7 @@ def paper_systems() -> list[PaperSystem]:
     for table in TABLES:
         for row in table.systems:
             if row.method != UNTRAINED:
-                label = row.label.split(",")[0].split(" (")[0].rstrip("*")
+                label = row.label.split(" at ")[0].split(" (")[0].rstrip("*")
                 found = systems.setdefault(label, PaperSystem(label, row.method, _flags(row)))
                 if table.metrics[0] == "linear" or (table.metrics[0] == "AP_bb" and not found.figures):
                     name = row.label.partition(" (")[2].rstrip(")") or _ENCODERS[table.recipe]
