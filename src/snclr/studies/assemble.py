@@ -52,15 +52,20 @@ def assemble_comparison(
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
     command = command_line("compare", {**flags, **options.recorded(), **given})
     return Study(
-        options, name or study or "compare", _title(data, named, rows, options), rows, settings, evaluation, data,
+        options, name or study or "compare", _title(data, named, settings, rows, options), rows, settings, evaluation, data,
         command, axes=axes, tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
         fit=inspect_dataset(settings["data"] + FIT) if axes and apart else None,
     )  # fmt: skip
 
 
-def _title(data: DatasetInfo, named: NamedStudy | None, rows: Sequence[Row], options: StudyOptions) -> str:
-    what = "" if named is None else f"{named.title}, "
-    return f"{data.name}: {what}{count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
+def _title(
+    data: DatasetInfo, named: NamedStudy | None, settings: dict[str, Any], rows: Sequence[Row], options: StudyOptions
+) -> str:
+    """Return data, topic and size of the study; the topic of a table of the paper names its encoder and data."""
+    topic = "" if named is None else f"{named.title}, "
+    if named is not None and is_small(settings) and named.epochs is not None:
+        topic = f"rows of {named.source} of the paper, "
+    return f"{data.name}: {topic}{count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
 
 
 def _source(named: NamedStudy, settings: dict[str, Any]) -> str:
