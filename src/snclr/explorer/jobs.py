@@ -115,11 +115,6 @@ class Jobs:
             raise job.error
         return job.value
 
-    def put(self, key: str, value: Any) -> None:
-        """Store a value that is already known."""
-        job, _ = self._job(key, "", lambda job: value)
-        self._run(job)
-
     def running(self) -> list[dict[str, Any]]:
         """Return the progress of all unfinished jobs."""
         with self._lock:

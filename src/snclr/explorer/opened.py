@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from snclr.data.decode import BadImage, RGBImage, decode_stream
+from snclr.data.decode import RGBImage, decode_stream
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
@@ -245,6 +245,3 @@ def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[by
         return buffer.getvalue(), "image/png"
     image.save(buffer, "JPEG", quality=95 if max(image.size) <= 96 else 86)
     return buffer.getvalue(), "image/jpeg"
-
-
-__all__ = ["BadImage", "Explorer", "ImageRef"]

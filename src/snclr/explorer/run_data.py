@@ -21,7 +21,7 @@ from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.format import load_checkpoint
 from snclr.checkpoint.run_dir import RunDir, open_run
 from snclr.checkpoint.snapshots import load_snapshot, snapshots
-from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
+from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.data.splits import Subset, has_test_part
@@ -411,13 +411,6 @@ def to_pixels(view: Tensor) -> RGBImage:
     """Undo the normalization of a view (3, S, S) → uint8 (S, S, 3)."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     return (view.cpu() * std + mean).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).contiguous().numpy()
-
-
-def file_path(dataset: ImageDataset, index: int) -> Path | None:
-    """Return the file of an image, or None if it has no file of its own."""
-    if isinstance(dataset, Subset):
-        return file_path(dataset.dataset, int(dataset.index[index]))
-    return Path(dataset.folder) / dataset.files[index] if isinstance(dataset, FileDataset) else None
 
 
 def with_settings(settings: ViewSettings, changes: dict[str, float]) -> ViewSettings:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from snclr import __version__
@@ -23,6 +22,7 @@ from snclr.data.decode import BadImage, RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.data.splits import Subset
 from snclr.errors import UserError, snclr_command
+from snclr.evaluation.analysis.layout import pca
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
@@ -32,7 +32,7 @@ from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import ClassTable, classify_again, rename_classes
-from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
+from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map
 from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_within
 from snclr.reports.run_state import read_state
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
@@ -241,19 +241,20 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
     ids = features.ids.tolist()
     if len(ids) < 3:
         raise UserError(f"a map needs at least three readable images; {dataset.name} has {len(ids)}")
-    points, explained = project(F.normalize(features.features, dim=1).double().numpy())
+    layout = pca(features.features.double())
+    first, second = layout.explained or (0.0, 0.0)
     classes = retrieval.class_names(dataset, features.ids)
     blank = np.full((TILE, TILE, 3), 128, np.uint8)
     tiles = [_read(dataset, index, lambda image: square_tile(image, TILE)) for index in ids]
     protocol = (
         f"L2-normalized encoder features of {len(ids):,} images of {dataset.name}, projected onto the first two "
-        f"principal components. They explain {explained[0]:.1%} and {explained[1]:.1%} of the variance, so images that "
-        "are close on the map may be far apart in feature space."
+        f"principal components. They explain {first:.1%} and {second:.1%} of the variance, so images that are close on "
+        "the map may be far apart in feature space."
     )
     labeled = classes is not None and any(label is not None for label in classes)
     protocol += " Labels are used for the colors only." if labeled else ""
     return build_map(
-        points, [dataset.key(index) for index in ids], classes if labeled else None,
+        layout.points.astype(np.float64), [dataset.key(index) for index in ids], classes if labeled else None,
         np.stack([blank if tile is None else tile for tile in tiles]), protocol,
     )  # fmt: skip
 
