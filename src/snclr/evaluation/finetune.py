@@ -29,6 +29,7 @@ from snclr.distributed.collectives import (
     raise_on_all_ranks,
     rank_and_size,
 )
+from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
 from snclr.evaluation.features import extract_features
@@ -115,6 +116,7 @@ class FinetuneTask(LoaderTask):
         self.model = self.module = synchronize_batch_norm(self.model)
         s = self.settings
         self.rank, self.world_size = rank_and_size()
+        self.averager = GradientAverager(self.model) if self.world_size > 1 else None
         groups = [{"params": [p for p in self.model.encoder.parameters() if p.requires_grad], "lr": s.lr}]
         groups.append({"params": list(self.model.head.parameters()), "lr": s.head_lr})
         self.optimizer = torch.optim.SGD(
@@ -148,18 +150,10 @@ class FinetuneTask(LoaderTask):
         )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._average_gradients()
+        if self.averager is not None:
+            self.averager.finish()
         self.optimizer.step()
         return {"loss": float(all_reduce_sum(loss.detach().clone()) / self.world_size)}
-
-    def _average_gradients(self) -> None:
-        """Average the gradients over the ranks, whose parts of the batch have equal size."""
-        if self.world_size == 1:
-            return
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        mean = all_reduce_sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world_size
-        for gradient, part in zip(gradients, torch.split(mean, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
 
 
 def evaluate_finetune(

@@ -5,7 +5,6 @@ This module is the only one of the package that uses the internals of training a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -303,14 +302,6 @@ class OpenedRun:
     def skipped(self) -> list[dict[str, Any]]:
         """Return the bad images with their reasons."""
         return read_jsonl(self.dir.skipped)
-
-    def nonfinite(self) -> dict[str, Any] | None:
-        """Return the record of a step with a loss that is not finite, if there was one."""
-        try:
-            record = json.loads(self.dir.nonfinite.read_bytes())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) else None
 
     @property
     def complete(self) -> bool:

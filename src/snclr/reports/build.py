@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,9 +34,10 @@ from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import ClassTable, classify_again, rename_classes
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map
 from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_within
-from snclr.reports.run_state import read_state
+from snclr.reports.run_state import read_alerts, read_state
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
+from snclr.runtime.results import Result
 from snclr.train.config import read_config
 from snclr.train.metrics import with_current_names
 from snclr.train.saved_run import load_trained_method
@@ -66,7 +67,7 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
-class ReportResult:
+class ReportResult(Result):
     """A written report: its path and size, which sections it has, and why others are missing."""
 
     report: str
@@ -77,10 +78,6 @@ class ReportResult:
     """Images on the map."""
     evaluations: int
     bad_images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def write_report(
@@ -141,13 +138,14 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
     if options.embeddings:
         classes = _or_missing(lambda: classify_again(session, results, options.class_names))
+    logged = () if isinstance(records, Missing) else records
     return Page(
         run.path.resolve().name or str(run.path), __version__,
-        state=read_state(run, sessions, () if isinstance(records, Missing) else records),
+        state=read_state(run, sessions, logged),
         settings=settings, records=records, invalid_lines=invalid_lines,
         results=results, classes=classes, skipped=read_jsonl(run.skipped),
         gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
-        alerts=_alerts(run, records), explore_command=snclr_command("explore", run.path), sessions=sessions,
+        alerts=read_alerts(run, logged), explore_command=snclr_command("explore", run.path), sessions=sessions,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
 
@@ -288,21 +286,3 @@ def _explore_link(run: RunDir, report: Path) -> str | None:
     """Return the address of the page that `snclr explore --static RUN/explore` wrote, relative to the report."""
     page = run.explore / "index.html"
     return Path(os.path.relpath(page, report.parent)).as_posix() if page.is_file() else None
-
-
-def _alerts(run: RunDir, records: Any) -> list[str]:
-    """Describe collapsed features and non-finite steps."""
-    alerts = []
-    collapsed = [r["step"] for r in records if r.get("collapsed") is True] if isinstance(records, list) else []
-    if collapsed:
-        alerts.append(
-            f"The features collapsed (spread below 0.1 or effective rank below 2). Logged steps: {len(collapsed):,}, "
-            f"first at step {collapsed[0]:,}, last at step {collapsed[-1]:,}."
-        )
-    if run.nonfinite.is_file():
-        stop = next(iter(read_jsonl(run.nonfinite)), {})
-        alerts.append(
-            f"Training stopped at step {stop.get('step', '?')}: loss {stop.get('loss', '?')}, gradient norm "
-            f"{stop.get('gradient_norm', '?')}. {run.nonfinite.name} lists the images of that step."
-        )
-    return alerts

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from snclr.runtime.results import Result
 
 
 @dataclass(frozen=True)
-class CurateResult:
+class CurateResult(Result):
     """The written list: how many images were found, and the protocol by which."""
 
     find: str
@@ -21,7 +23,3 @@ class CurateResult:
     entries: list[dict[str, Any]]
     """The first 20 entries: key and reason."""
     skipped: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
