@@ -24,7 +24,6 @@ from snclr.data.loader import Batch, Skip, ViewLoader
 from snclr.data.splits import take
 from snclr.data.transforms.views import TRAIN_CROP
 from snclr.distributed.collectives import (
-    all_reduce_sum,
     check_equal_across_ranks,
     raise_on_all_ranks,
     rank_and_size,
@@ -145,7 +144,7 @@ class FinetuneTask(LoaderTask):
         assert batch.labels is not None
         target = torch.searchsorted(self.classes.to(batch.labels.device), batch.labels)
         loss = F.cross_entropy(self.model(batch.views[0]).float(), target)
-        check_finite(
+        mean_loss, _ = check_finite(
             batch.step, loss, batch.ids.tolist(), report=self.nonfinite, advice="Give a lower --lr or --head-lr."
         )
         self.optimizer.zero_grad(set_to_none=True)
@@ -153,7 +152,7 @@ class FinetuneTask(LoaderTask):
         if self.averager is not None:
             self.averager.finish()
         self.optimizer.step()
-        return {"loss": float(all_reduce_sum(loss.detach().clone()) / self.world_size)}
+        return {"loss": float(mean_loss)}
 
 
 def evaluate_finetune(
