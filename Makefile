@@ -40,7 +40,7 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/data.py
 
-# Rebuilds the tables and figures of docs/results/tables.md from the records in results/.
+# Rebuilds the tables and figures in docs/results from the records in results/.
 results: $(VENV)/.installed
 	$(BIN)/python scripts/build_results.py
 	$(BIN)/python scripts/neighbor_tables.py
