@@ -45,7 +45,7 @@ results: $(VENV)/.installed
 	$(BIN)/python scripts/build_results.py
 	$(BIN)/python scripts/neighbor_tables.py
 
-# Every promise of docs/reliability.md at its full count; takes about an hour on two cores.
+# Every promise of docs/reliability.md at its full number of trials; takes about an hour on two cores.
 soak: $(VENV)/.installed
 	$(BIN)/python scripts/soak.py
 

@@ -120,9 +120,9 @@ def median(run: Callable[[], Any], repeats: int = 7) -> float:
     run()
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
@@ -233,10 +233,10 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
     times = []
     for batch in batches[2:]:
         barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         training.training_step(batch)
         barrier()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     layers = norms(method.encoder) + norms(method.projector) + norms(method.predictor), norms(method.target_network)
     return {
         "seconds": statistics.median(times), "all_gathers": 0, "all_reduces": 0, **counts,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from snclr.cli.main import COMMANDS, parse
+from snclr.cli.flags import parameter_names
+from snclr.cli.main import COMMANDS, load_command, parse
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -75,6 +76,33 @@ def test_command_lines_are_found():
 def test_every_relative_link_exists(page):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_flag_of_a_sentence_exists(page):
+    """Flags in inline code are flags of snclr; those of other programs are listed here."""
+    known = {flag for command in map(load_command, COMMANDS) for flag in flags_of(command)}
+    known |= {"--help", "--logdir", "--strict", "--write", "--x", "--y"}  # snclr, tensorboard, mypy, benchmarks, atlas
+    known |= {"--max-restarts", "--rdzv-conf", "--local-addr", "--signal", "--requeue"}  # torchrun, SLURM
+    known |= {"--gpus-per-node", "--gpus-per-task", "--only", "--share"}
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) - known) == []
+
+
+def flags_of(command):
+    names = [name.replace("_", "-") for name in parameter_names(command)]
+    return [f"--{prefix}{name}" for name in names for prefix in ("", "no-")]
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "docs" / "method" / "paper-to-code.md"], ids=name)
+def test_every_function_of_a_page_exists(page):
+    """`file.py: name, Class.name` names a file below src/snclr, and definitions in it."""
+    references = re.findall(r"`([\w/]+\.py): ([^`]+)`", page.read_text(encoding="utf-8"))
+    assert len(references) > 10
+    for file, names in references:
+        source = (ROOT / "src" / "snclr" / file).read_text(encoding="utf-8")
+        for part in re.findall(r"\w+", names):
+            assert re.search(rf"^\s*(?:def|class) {part}\b|^\s*{part}\b.*[:=]", source, re.MULTILINE), f"{file}: {part}"
 
 
 def test_the_site_builds_without_warnings(tmp_path):

@@ -53,8 +53,8 @@ def measure_baselines(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Classify the features of the run's initial encoder and the pixels, or read the cached scores.
 
-    `settings` are the JSON values of the classifier, `note` says how it differs from that of the run. Return the fields
-    of a `Baseline` by name.
+    `settings` are the JSON values of the classifier, `note` states how it differs from that of the run. Return the
+    fields of a `Baseline` by name.
     """
     config_file = RunDir(session.run).config
     config = read_config(config_file) if config_file.is_file() else {}

@@ -271,7 +271,7 @@ class OpenedRun:
     def augment(
         self, dataset: ImageDataset, index: int, settings: ViewSettings, *, seed: int, epoch: int, view: int
     ) -> Tensor:
-        """Return one augmented view, normalized float32 (1, 3, S, S): the very view that training sees."""
+        """Return one augmented view, normalized float32 (1, 3, S, S): bit-identical to that of training."""
         if isinstance(dataset, Subset):  # the randomness belongs to the id in the whole dataset
             return self.augment(dataset.dataset, int(dataset.index[index]), settings, seed=seed, epoch=epoch, view=view)
         size, ids = self.image_size, np.array([index], dtype=np.int64)
@@ -309,7 +309,7 @@ class OpenedRun:
         return self.dir.encoder_weights.is_file()
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return every setting by group, with the recipe's value where the run differs from it."""
+        """Return every setting by group, with the recipe's value if the run differs from it."""
         if not self.dir.config.is_file():
             return []
         saved = read_config(self.dir.config)

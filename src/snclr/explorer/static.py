@@ -1,7 +1,7 @@
 """`snclr explore --static`: the page as a folder of files that opens without a server.
 
 A page opened from a file may not load ES modules or JSON, so the modules are joined into one script, and the data are
-scripts that assign values to the keys by which the page asks for them.
+scripts that assign each value to the key of its request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARKER = ".snclr-explore"
 POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data: blob:"
 SIDE = 192
 NEIGHBORS = 60
-"""Neighbors per image, as the page asks for."""
+"""Neighbors per image, as the page requests them."""
 _CHUNK = 100
 _VIEWS = 40
 T = TypeVar("T")

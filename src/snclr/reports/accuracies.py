@@ -48,11 +48,11 @@ class Accuracy:
     k: str | None = None
     """For kNN: the number of neighbors that voted, and why if another one was requested."""
     warnings: tuple[str, ...] = ()
-    """What to know before trusting the number."""
+    """Why the number may be misleading, such as test images that were trained on."""
 
     @property
     def title(self) -> str:
-        """The kind of evaluation in words."""
+        """The kind of evaluation, as shown."""
         return KINDS.get(self.kind, self.kind)
 
     @property

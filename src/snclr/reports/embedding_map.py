@@ -18,7 +18,7 @@ Array = npt.NDArray[np.float64]
 
 WIDTH, HEIGHT, MARGIN = 1000, 620, 16
 COLORS = 12
-"""Classes with a color of their own, the most frequent ones; more cannot be told apart."""
+"""Classes with a color of their own, the most frequent ones; more are hard to distinguish."""
 TILE = 32
 """Pixels of the thumbnail shown next to the pointer."""
 _MAX_NAME = 120

@@ -13,7 +13,7 @@ from snclr.io.jsonl import is_finite_number, read_jsonl
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run in one or two words, a note, and the command that continues a stopped run."""
+    """The state of a run (complete, in progress or stopped), a note, and the command that continues a stopped run."""
 
     title: str
     note: str = ""

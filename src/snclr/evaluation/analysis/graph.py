@@ -1,6 +1,6 @@
-"""The exact neighbor graph of a set of features, and what it says about each image.
+"""The exact neighbor graph of a set of features, and what follows from it for each image.
 
-Shapes: n images, D features (L2-normalized rows), k neighbors. An index (n, k) has -1 where a row has fewer neighbors.
+Shapes: n images, D features (L2-normalized rows), k neighbors. An index (n, k) has -1 if a row has fewer neighbors.
 """
 
 from __future__ import annotations

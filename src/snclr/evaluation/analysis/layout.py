@@ -130,7 +130,7 @@ def align(points: Points, reference: Points) -> Points:
 def kept_neighbors(index: Tensor, points: Points) -> Tensor:
     """Return the share of each image's true neighbors (n, k) that are among its k nearest points on the map (n,).
 
-    A low share marks a place where the map is wrong: the image's real neighbors are elsewhere.
+    With a low share, the map is wrong at this image: its true neighbors are elsewhere.
 
     >>> line = np.array([[0, 0], [1, 0], [2.5, 0]], np.float32)
     >>> kept_neighbors(torch.tensor([[1], [2], [0]]), line).tolist()

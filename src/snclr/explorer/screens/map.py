@@ -35,7 +35,7 @@ _CLUSTER_POINTS = 20_000  # rows that the cluster centers are fitted on
 
 
 def describe(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
-    """Return what can be shown: number of points, layouts and color modes. Raise Pending before features exist."""
+    """Return what the screen offers: number of points, layouts and color modes. Raise Pending before features exist."""
     features = explorer.features(run, "encoder")
     modes = [("cluster", "Cluster"), ("purity", "Neighbor purity"), ("reciprocity", "Mutual neighbors")]
     modes += [("hubness", "Hubness"), ("loss", "Loss"), ("change", "Change since the checkpoint before")]
