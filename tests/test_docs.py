@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
+import snclr
 from snclr.cli.flags import parameter_names
 from snclr.cli.main import COMMANDS, load_command, parse
 
@@ -31,7 +32,7 @@ def code_blocks(page, language):
 
 def command_lines(page):
     """Yield the arguments of every `snclr` command in a page's code blocks, up to a pipe or a comment."""
-    for block in code_blocks(page, r"\w*"):
+    for block in code_blocks(page, r"(?!python)\w*"):
         for line in block.replace("\\\n", " ").splitlines():
             if found := COMMAND.match(line.strip()):
                 arguments = shlex.split(found[1].replace(" ...", ""), comments=True)
@@ -65,6 +66,17 @@ def test_every_command_line_parses(page):
             parse(arguments)
         except CycloptsError as error:
             pytest.fail(f"snclr {shlex.join(arguments)}\n{error}")
+
+
+def test_the_reference_has_every_public_name():
+    text = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    assert [one for one in snclr.__all__ if not re.search(rf"^::: snclr\S*\.{one}$", text, re.MULTILINE)] == []
+
+
+def test_the_readme_names_every_command():
+    cells = re.findall(r"^\| (`snclr .*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {word for cell in cells for word in re.findall(r"[a-z]+", cell)}
+    assert sorted(COMMANDS.keys() - named) == []
 
 
 def test_command_lines_are_found():
