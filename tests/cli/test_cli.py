@@ -40,6 +40,7 @@ FLAGS = {
     "linear": f"--data --test {_RANKS} --no-cache --seed --protocol --epochs --batch-size --lr",
     "neighbors": f"--data --candidates --k --neighbors --rows --seed --out {_RANKS} --no-cache",
     "export": "--to --out",
+    "import": "--encoder --out --image-size --stem --heads",
     "explore": "--data --test --gallery --port --static --images --overwrite --device --no-cache",
     "curate": f"--out --keep --find --data --test --threshold --number --k {_RANKS} --no-cache",
     "finetune": f"--data --test {_RANKS} --seed --labels --from-scratch --epochs --batch-size --lr --head-lr"
