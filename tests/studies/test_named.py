@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snclr.api.compare import compare
-from snclr.cli.lists import studies
+from snclr.api.lists import list_studies
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
 from snclr.methods import METHODS
@@ -151,9 +151,9 @@ def test_methods_that_are_not_there_yet_are_left_out_and_named(workers, common, 
     result = compare(study="table-1-resnet50", methods="snclr,swav", seeds=1, **common)
     assert [job["label"] for job in workers.started] == ["SNCLR"]
     assert "not available yet, left out: SwAV" in result.table["notes"]
-    assert "(not available yet)" in studies("table-1-resnet50")["SwAV"]
+    assert "(not available yet)" in list_studies("table-1-resnet50")["SwAV"]
     monkeypatch.setattr(named, "METHODS", METHODS)
-    assert "(not available yet)" not in studies("table-1-resnet50")["SwAV"]
+    assert "(not available yet)" not in list_studies("table-1-resnet50")["SwAV"]
 
 
 def test_supervised_and_untrained_rows_take_part_in_a_tuned_study(workers, common, images):  # noqa: F811
@@ -204,6 +204,6 @@ def test_untrained_rows_need_no_other_rows(workers, common):  # noqa: F811
 
 
 def test_every_study_is_listed():
-    assert list(studies()) == list(STUDIES)
+    assert list(list_studies()) == list(STUDIES)
     for name in STUDIES:
-        assert studies(name)["command"].startswith(f"snclr compare --study {name} ")
+        assert list_studies(name)["command"].startswith(f"snclr compare --study {name} ")

@@ -50,10 +50,10 @@ def assemble_comparison(
     apart = options.eval_data is None and (options.test is not None or has_own_test_split(settings["data"]))
     check_settings(settings, rows, axes, fits_apart=apart)
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
+    title = _title(data, named, settings, rows, options)
     command = command_line("compare", {**flags, **options.recorded(), **given})
     return Study(
-        options, name or study or "compare", _title(data, named, settings, rows, options), rows, settings, evaluation, data,
-        command, axes=axes, tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
+        options, name or study or "compare", title, rows, settings, evaluation, data, command, axes=axes, tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
         fit=inspect_dataset(settings["data"] + FIT) if axes and apart else None,
     )  # fmt: skip
 
