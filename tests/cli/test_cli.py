@@ -53,12 +53,13 @@ FLAGS = {
     "search": f"--data --k --index --embeddings --split --out {_RANKS} --no-cache",
     "explain": "--candidates --out --workers --device",
     "report": "--out --data --images --rows --k --neighbors --no-embeddings --seed --workers --device --no-cache",
-    "compare": f"--methods --tune {_STUDY} {_SETTINGS}",
+    "compare": f"--methods --study --budget --tune --tune-seed --coco {_STUDY} {_SETTINGS}",
     "ablate": f"--table --values --steps {_STUDY} {_SETTINGS}",
     "pack": "--shards --shard-size --images-per-shard --seed --no-shuffle --check --workers --overwrite --verify",
     "recipes": "",
     "encoders": "",
     "methods": "",
+    "studies": "",
 }
 
 

@@ -137,7 +137,8 @@ def test_a_study_of_detection_needs_its_data(workers, common, tmp_path):  # noqa
     with pytest.raises(UserError, match="give the COCO data with --coco"):
         compare(study="table-3-detection", seeds=1, **common)
     coco = tiny_coco.write(tmp_path / "coco")
-    compare(study="table-3-detection", methods="snclr,random", seeds=1, coco=str(coco), **common)
+    result = compare(study="table-3-detection", methods="snclr,random", seeds=1, coco=str(coco), **common)
+    assert "--coco coco " in result.table["command"]
     assert [job["label"] for job in workers.started] == ["SNCLR at 200 epochs", "SNCLR at 800 epochs", "Rand Init"]
     evaluation = workers.started[0]["evaluation"]
     assert evaluation["coco"] == str(coco)

@@ -53,7 +53,8 @@ def assemble_comparison(
     title = _title(data, named, settings, rows, options)
     command = command_line("compare", {**flags, **options.recorded(), **given})
     return Study(
-        options, name or study or "compare", title, rows, settings, evaluation, data, command, axes=axes, tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
+        options, name or study or "compare", title, rows, settings, evaluation, data, command, axes=axes,
+        tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
         fit=inspect_dataset(settings["data"] + FIT) if axes and apart else None,
     )  # fmt: skip
 

@@ -196,6 +196,6 @@ def command_line(command: str, given: Mapping[str, Any]) -> str:
         elif isinstance(value, (list, tuple)):  # "4," is the list of one seed, "4" a number of seeds
             arguments += [flag, ",".join(map(str, value)) + "," * (len(value) == 1)] if value else []
         elif value is not None:
-            is_path = name in ("data", "eval_data", "test", "init_from")
+            is_path = name in ("data", "eval_data", "test", "init_from", "coco")
             arguments += [flag, dataset_name(str(value)) if is_path else str(value)]
     return shlex.join([*arguments, "--out", "OUT"])
