@@ -286,3 +286,15 @@ def test_the_loss_is_finite_if_a_negative_takes_the_whole_sum():
     loss.backward()
     assert math.isfinite(float(loss.detach()))
     assert torch.isfinite(v.grad).all()
+
+
+def test_the_cost_of_detco_is_measured_with_eight_full_queues(tmp_path):
+    from PIL import Image
+
+    from snclr.train.cost import measure_cost
+
+    for i in range(16):
+        Image.fromarray(np.full((16, 16, 3), 16 * i, np.uint8)).save(tmp_path / f"{i}.png")
+    settings = {"recipe": "demo", "method": "detco", "image_size": 16, "hidden": 8, "dim": 6, "queue_length": 30}
+    run = {"data": str(tmp_path), "batch_size": 8, "epochs": 8, "workers": 0, "device": "cpu"}
+    assert measure_cost({**settings, **run}, steps=6)["queue_mb"] == round(8 * 30 * 6 * 4 / 1e6, 3)

@@ -286,7 +286,8 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
         values = {name: value for name, value in values.items() if name not in replaced}
         # A saved run has all its settings; those that are None are among them.
         if not (is_saved_run(settings) or (is_saved_run(read) and read["method"] == method)):
-            values |= paper_settings(method, _setup(values | saved | given, paper_scale=recipe.scale == "paper"))
+            setup = _setup(method, values | saved | given, paper_scale=recipe.scale == "paper")
+            values |= paper_settings(method, setup)
     for source in (saved, given):
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
@@ -300,11 +301,13 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
 
 
-def _setup(values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
+def _setup(method: str, values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
     """Return what the settings of a method's paper depend on."""
     known = all_settings()
     names = [field.name for field in fields(Setup) if field.name != "paper_scale"]
-    checked = {name: known[name].check(values[name]) if name in values else known[name].default for name in names}
+    defaults = {name: known[name].default for name in names}
+    defaults |= {field.name: field.default for field in fields(METHODS[method]) if field.name in defaults}
+    checked = {name: known[name].check(values[name]) if name in values else defaults[name] for name in names}
     return Setup(**checked, paper_scale=paper_scale)
 
 
