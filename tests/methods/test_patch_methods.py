@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from snclr.data.transforms import rng
 from snclr.errors import UserError

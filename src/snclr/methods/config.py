@@ -363,7 +363,7 @@ class PIRLConfig(ProjectorConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DetCoConfig(QueueContrastConfig):
-    """DetCo: Unsupervised Contrastive Learning for Object Detection (ICCV 2021), Eq. 1 to 4."""
+    """DetCo: Unsupervised Contrastive Learning for Object Detection (ICCV 2021), Section 3."""
 
     implementation = "snclr.methods.detco:DetCo"
     takes = ("seed",)
