@@ -52,7 +52,7 @@ class MemoryBank(nn.Module):
 
     @torch.no_grad()
     def update(self, features: Tensor, ids: Tensor, *, momentum: float) -> None:
-        """Average features (B, D) of images `ids` (B,) into their entries; of an image that is there twice, the last one.
+        """Average features (B, D) of images `ids` (B,) into their entries; of an image given twice, the last.
 
         A bad image is replaced by another of the dataset, so an image can be twice in a batch.
         """
