@@ -347,7 +347,7 @@ class DINOConfig(MomentumConfig, MultiCropConfig, PrototypeConfig, ProjectorConf
 class PIRLConfig(ProjectorConfig):
     """Self-Supervised Learning of Pretext-Invariant Representations (CVPR 2020), Eq. 5."""
 
-    implementation = "snclr.methods.pirl:PIRL"
+    implementation = "snclr.methods.jigsaw.pirl:PIRL"
     takes = ("images", "seed")
     hidden: Count = 2048
     dim: AtLeastTwo = 128
@@ -365,7 +365,7 @@ class PIRLConfig(ProjectorConfig):
 class DetCoConfig(QueueContrastConfig):
     """DetCo: Unsupervised Contrastive Learning for Object Detection (ICCV 2021), Section 3."""
 
-    implementation = "snclr.methods.detco:DetCo"
+    implementation = "snclr.methods.jigsaw.detco:DetCo"
     takes = ("seed",)
 
 

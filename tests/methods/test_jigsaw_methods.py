@@ -13,8 +13,8 @@ from snclr.methods.common.bank import MemoryBank
 from snclr.methods.common.grid import PATCHES, cut_grid, patch_size
 from snclr.methods.common.hashing import hash_below, hash_bits
 from snclr.methods.common.stages import STAGES, stage_features, stage_widths
-from snclr.methods.detco import STAGE_WEIGHTS, DetCo
-from snclr.methods.pirl import PIRL
+from snclr.methods.jigsaw.detco import STAGE_WEIGHTS, DetCo
+from snclr.methods.jigsaw.pirl import PIRL
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import resolve
@@ -278,7 +278,7 @@ def test_an_encoder_that_cannot_take_patches_is_refused(name):
 
 
 def test_the_loss_is_finite_if_a_negative_takes_the_whole_sum():
-    from snclr.methods.pirl import nce_loss
+    from snclr.methods.jigsaw.pirl import nce_loss
 
     v = torch.tensor([[1.0, 0.0]], requires_grad=True)
     loss = nce_loss(v, -v.detach(), v.detach(), torch.tensor([[False]]), tau=0.01)
