@@ -15,11 +15,11 @@ from snclr.data.transforms.randaugment import OPERATIONS, PYCONTRAST
 from snclr.data.transforms.views import VIEW_GROUPS
 from snclr.methods.barlowtwins import redundancy_weight
 from snclr.methods.config import METHODS
-from snclr.methods.paper_settings import nearest_length
+from snclr.methods.paper_settings import Setup, nearest_length, paper_settings
 from snclr.train.build import build_method, build_task, encoder_spec
 from snclr.train.config import resolve, settings_for_method
+from snclr.train.load_run import load_trained_method
 from snclr.train.pretrain import launch_run, pretrain
-from snclr.train.saved_run import load_trained_method
 
 PAPER = "resnet50-imagenet"
 SMALL = {
@@ -62,6 +62,48 @@ def steps(images, method, count, **settings):
         yield task, lr
 
 
+@pytest.mark.parametrize(
+    ("method", "run", "expected"),
+    [
+        ("simclr", {}, {"temperature": 0.1, "views": "simclr", "final_bn": True, "final_scale": True}),
+        ("simclr", {"recipe": "cifar"}, {"temperature": 0.5, "views": "cifar"}),
+        ("mocov2", {"views": "infomin"}, {"temperature": 0.15}),
+        ("mocov2", {}, {"temperature": 0.2, "symmetric": False}),
+        ("mocov3", {"epochs": 100}, {"lr": 0.6, "weight_decay": 1e-6, "momentum": 0.99, "crop_min": 0.2}),
+        ("mocov3", {"epochs": 1000}, {"lr": 0.3, "weight_decay": 1.5e-6, "momentum": 0.996, "temperature": 1.0}),
+        ("mocov3", {"recipe": "vit-small-imagenet"},
+         {"temperature": 0.2, "projector_layers": 3, "predictor_final_bn": True, "weight_decay_on": "all"}),
+        ("byol", {"epochs": 1000}, {"lr": 0.2, "weight_decay": 1.5e-6, "momentum": 0.996}),
+        ("byol", {"epochs": 300}, {"lr": 0.3, "weight_decay": 1e-6, "momentum": 0.99}),
+        ("byol", {"recipe": "cifar"}, {"lr": 0.06, "momentum": "auto"}),
+        ("swav", {"batch_size": 256}, {"assignment_queue": 3840, "assignment_queue_start": 15}),
+        ("swav", {"batch_size": 4096}, {"assignment_queue": 0}),
+        ("swav", {"batch_size": 4096, "local_crops": 6}, {"crop_min": 0.14}),
+        ("dino", {}, {"crop_min": 0.14, "clip_gradient": 3.0, "lr": 0.3}),
+        ("dino", {"recipe": "vit-small-imagenet", "local_crops": 10},
+         {"crop_min": 0.4, "lr": 5e-4, "weight_decay": 0.04, "weight_decay_end": 0.4, "warmup_epochs": 10,
+          "drop_path": 0.1, "sincos": False, "freeze_patch_embed": False, "heads": None}),
+    ],
+)  # fmt: skip
+def test_values_are_those_of_the_paper_or_its_official_code(method, run, expected):
+    config = at_paper_scale(method, **run)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("method", "given"), [("simclr", {"views": "byol"}), ("mocov3", {"lr": 0.7, "epochs": 100})])
+def test_a_given_setting_replaces_the_value_of_the_paper(method, given):
+    config = at_paper_scale(method, **given)
+    assert {name: getattr(config, name) for name in given} == given
+
+
+def test_a_method_without_such_values_takes_those_of_its_config():
+    setup = Setup(
+        encoder="resnet50", image_size=224, epochs=100, batch_size=4096, views="byol", prototypes=512, local_crops=0,
+        paper_scale=True,
+    )  # fmt: skip
+    assert paper_settings("nnclr", setup) == paper_settings("snclr", setup) == {}
+
+
 def test_the_nearest_length_of_training_is_by_ratio():
     by_epochs = {40: "a", 100: "b", 300: "c", 1000: "d"}
     assert [nearest_length(by_epochs, n) for n in (1, 63, 64, 170, 180, 540, 560, 4000)] == list("aabbccdd")
@@ -79,12 +121,6 @@ def test_mocov3_has_the_heads_of_its_encoder(encoder, layers, predictor_bn, temp
     assert len(linear_layers(method.predictor)) == 2
     assert isinstance(method.predictor[-1], nn.BatchNorm1d) == predictor_bn
     assert all(layer.bias is None for layer in (*linear_layers(method.projector), *linear_layers(method.predictor)))
-
-
-@pytest.mark.parametrize(("epochs", "lr", "decay", "momentum"), [(100, 0.6, 1e-6, 0.99), (1000, 0.3, 1.5e-6, 0.996)])
-def test_mocov3_of_a_resnet_at_paper_scale(epochs, lr, decay, momentum):
-    c = at_paper_scale("mocov3", epochs=epochs)
-    assert (c.lr, c.weight_decay, c.momentum, c.crop_min, c.momentum_schedule) == (lr, decay, momentum, 0.2, "cosine")
 
 
 def test_simclr_ends_with_a_batch_norm_that_has_a_scale_and_no_shift():

@@ -18,7 +18,7 @@ _VIT_NAMES = ("vit", "deit", "beit", "eva")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the values depend on."""
+    """The settings of a run on which the values of a method's paper depend."""
 
     encoder: str
     image_size: int
