@@ -61,7 +61,8 @@ class PretendedFabric:
 
 def run_method(name: str, world_size: int) -> dict[str, Any]:
     """Return the counts of the last of three steps: host waits by part and line, kernels, collectives, dtypes."""
-    config = resolve({k: v for k, v in {**SMALL, "method": name}.items() if k in settings_of(name)})
+    vit = {"encoder": "vit_tiny"} if METHODS[name].masks_patches else {}
+    config = resolve({k: v for k, v in {**SMALL, "method": name, **vit}.items() if k in settings_of(name)})
     counts: dict[str, collections.Counter[str]] = {}
     with PretendedGpu() as gpu, StopFlag() as stop:
         task: PretrainTask = build_task(config, PretendedFabric(world_size, autocast=True))
