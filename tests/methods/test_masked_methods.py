@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from snclr.errors import UserError
-from snclr.methods.cae import CAE
-from snclr.methods.common.patch_masks import PatchMask, block_masks, random_masks
 from snclr.methods.config import CAEConfig, MAEConfig
-from snclr.methods.mae import MAE
+from snclr.methods.masked.cae import CAE
+from snclr.methods.masked.mae import MAE
+from snclr.methods.masked.masks import PatchMask, block_masks, random_masks
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.models.vit import has_plain_patches
 from snclr.train.build import build_method, encoder_spec, view_groups

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snclr.data.transforms.rng import ORDER, REPLACEMENT, SHARD_ORDER, hash_bits
-from snclr.methods.common.patch_masks import PURPOSE, block_masks, random_bits, random_masks
+from snclr.methods.masked.masks import PURPOSE, block_masks, random_bits, random_masks
 
 GRID, PATCHES = 14, 196
 

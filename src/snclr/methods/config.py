@@ -357,7 +357,7 @@ class DINOConfig(MomentumConfig, MultiCropConfig, PrototypeConfig, ProjectorConf
 class MAEConfig(MaskedConfig):
     """Masked Autoencoders Are Scalable Vision Learners (CVPR 2022), Section 3."""
 
-    implementation = "snclr.methods.mae:MAE"
+    implementation = "snclr.methods.masked.mae:MAE"
     decoder_dim: Count = 512
     """Width of the decoder, a multiple of 4 and of its heads."""
     decoder_heads: Count = 16
@@ -368,7 +368,7 @@ class MAEConfig(MaskedConfig):
 class CAEConfig(MaskedConfig):
     """Context Autoencoder for Self-Supervised Representation Learning (IJCV 2023), Eq. 1."""
 
-    implementation = "snclr.methods.cae:CAE"
+    implementation = "snclr.methods.masked.cae:CAE"
     mask_ratio: Annotated[float, Range(gt=0, lt=1)] = 0.5
     decoder_layers: Count = 4
     regressor_layers: Count = 4

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from snclr.errors import UserError
 from snclr.methods.base import StepOutput
 from snclr.methods.common.features import at_least_float32, autocast_disabled
-from snclr.methods.common.masked_method import MaskedMethod
-from snclr.methods.common.patch_masks import PatchMask, random_masks
 from snclr.methods.config import MAEConfig
+from snclr.methods.masked.base import MaskedMethod
+from snclr.methods.masked.masks import PatchMask, random_masks
 
 
 class MAE(MaskedMethod):

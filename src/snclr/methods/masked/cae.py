@@ -4,7 +4,7 @@ Chen et al.: "Context Autoencoder for Self-Supervised Representation Learning", 
 prediction of the masked patches plus `alignment_weight` times the mean squared error between predicted features and
 those that the encoder itself computes from the masked patches alone, without gradient. The paper predicts the tokens
 of DALL-E's tokenizer; the default here is MAE's normalized pixels, since no external weights are needed. `tokenizer`
-predicts the tokens of a codebook by cross-entropy. Encoder and masks are those of lightly and `patch_masks`.
+predicts the tokens of a codebook by cross-entropy. Encoder and masks are those of lightly and `masks.py`.
 
 x ── visible patches ── encoder ┐
                                 ├ regressor ── features ── decoder ── linear ── MSE with pixels, or cross-entropy
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from snclr.methods.base import StepOutput
 from snclr.methods.common.features import at_least_float32, autocast_disabled
-from snclr.methods.common.masked_method import MaskedMethod
-from snclr.methods.common.patch_codebook import read_codebook
-from snclr.methods.common.patch_masks import PatchMask, block_masks
 from snclr.methods.config import CAEConfig
+from snclr.methods.masked.base import MaskedMethod
+from snclr.methods.masked.codebook import read_codebook
+from snclr.methods.masked.masks import PatchMask, block_masks
 
 LAYER_SCALE = 0.1
 """Initial scale of the branches of regressor and decoder, the authors' for ViT-B."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.methods.common.features import at_least_float32, l2_normalize
-from snclr.methods.common.patch_masks import visible_count
 from snclr.methods.config import MaskedConfig
+from snclr.methods.masked.masks import visible_count
 
 
 class MaskedMethod(Method):
