@@ -172,14 +172,14 @@ def linear_probe(
     ranks, predictions = _classify(head, queries, classes)
     left_out = len(train) - len(ids) + queries.left_out
     training = _lars(epochs, batch, warmup) if mae else _sgd(epochs, batch)
-    protocol = (
+    text = (
         f"linear probe, frozen encoder: random resized crop and flip at {image_size} px, {training}, "
         f"learning rate {lr:g} ({base_lr:g} × batch/256{why}), seed {seed}; tested on center crops; "
         + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
     )
     unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
     truth = queries.labels.cpu()
-    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, truth, lr, skipped=unreadable)
+    return LinearScore(*top_shares(ranks, len(classes)), text, predictions, truth, lr, skipped=unreadable)
 
 
 def paper_lr(encoder: nn.Module) -> tuple[float, str]:

@@ -39,7 +39,7 @@ class RegressorBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         from timm.layers.mlp import Mlp
-        from timm.models.vision_transformer import LayerScale
+        from timm.layers.layer_scale import LayerScale
 
         super().__init__()
         self.norm_query, self.norm_key, self.norm_value, self.norm = (_Norm(width) for _ in range(4))
