@@ -360,6 +360,12 @@ def test_compare_sorts_images_by_the_overlap_of_their_neighbors(client):
     assert same["overlap"] == 1.0
 
 
+def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monkeypatch):
+    monkeypatch.setattr("snclr.explorer.screens.compare.SAMPLE", 20)
+    counts = {other: ask(client, f"api/compare?one=a&other={other}").json()["count"] for other in ("b", "pixels")}
+    assert counts == {"b": 48, "pixels": 19}  # one of the 20 sampled images is damaged
+
+
 def test_views_are_those_of_training(client, trained, images):
     from snclr.data.loader import ViewLoader
     from snclr.explorer.run_data import OpenedRun

@@ -163,8 +163,9 @@ def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, 
     weights = read_weights(source, spec)
     for encoder in encoders:
         encoder.load_state_dict(weights.state)
-    _log.info(weights.report)
+    loaded = f"initial weights: {weights.report}"
+    _log.info(loaded)
     if not quiet:
         for text in weights.warnings:
             _log.warning(text)
-        print(weights.report, *(f"warning: {text}" for text in weights.warnings), sep="\n", file=sys.stderr)
+        print(loaded, *(f"warning: {text}" for text in weights.warnings), sep="\n", file=sys.stderr)

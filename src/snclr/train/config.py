@@ -48,7 +48,8 @@ class MainConfig:
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
     """Seed of weights, image order and augmentations."""
     init_from: str | None = None
-    """Start from the encoder of another run, or from a torchvision, timm or MoCo v3 weights file."""
+    """Start from the encoder of another run, from a torchvision, timm or MoCo v3 weights file, or from `pretrained`:
+    the weights that the encoder's library publishes (downloaded)."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint."""
     overwrite: bool = False

@@ -38,8 +38,8 @@ class RegressorBlock(nn.Module):
     """Cross-attention from the masked patches to all patches, then an MLP; the visible patches are not updated."""
 
     def __init__(self, width: int, heads: int) -> None:
-        from timm.layers.mlp import Mlp
         from timm.layers.layer_scale import LayerScale
+        from timm.layers.mlp import Mlp
 
         super().__init__()
         self.norm_query, self.norm_key, self.norm_value, self.norm = (_Norm(width) for _ in range(4))
