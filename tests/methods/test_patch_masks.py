@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from snclr.data.transforms.rng import ORDER, REPLACEMENT, SHARD_ORDER, hash_bits
-from snclr.methods.masked.masks import PURPOSE, block_masks, random_bits, random_masks
+from snclr.data.transforms import rng
+from snclr.methods.common.hashing import hash_bits
+from snclr.methods.masked.masks import MASK, block_masks, random_masks
 
 GRID, PATCHES = 14, 196
 
@@ -26,9 +27,9 @@ def as_grid(mask):
 def test_the_bits_are_those_of_the_views_with_a_number_of_their_own():
     ids = torch.tensor([0, 5, 1_281_166, 2**40 + 3])
     for seed, epoch in ((0, 0), (7, 3), (2**32 - 1, 799)):
-        expected = hash_bits(seed, epoch, ids.numpy(), PURPOSE, 9).view(np.int64)
-        assert random_bits(seed, epoch, ids, 9).tolist() == expected.tolist()
-    assert len({PURPOSE, ORDER, REPLACEMENT, SHARD_ORDER}) == 4
+        expected = rng.hash_bits(seed, epoch, ids.numpy(), MASK, 9).view(np.int64)
+        assert hash_bits(seed, epoch, ids, MASK, 9).tolist() == expected.tolist()
+    assert min(rng.ORDER, rng.REPLACEMENT, rng.SHARD_ORDER) > MASK
 
 
 @pytest.mark.parametrize("kind", ["random", "block"])

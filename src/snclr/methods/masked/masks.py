@@ -1,7 +1,6 @@
 """Masks of image patches, each a pure function of (seed, epoch, image id), computed on the device of the ids.
 
-The hash is that of `data/transforms/rng.py`, so a mask does not depend on ranks, workers or a resume. It is written in
-torch here: with numpy the host would have to wait for the ids. lightly's masks draw from global generators.
+So a mask does not depend on ranks, workers or a resume. lightly's masks draw from global generators.
 """
 
 from __future__ import annotations
@@ -12,16 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PURPOSE = -4
-"""The view number of masks in the hash; `data/transforms/rng.py` uses -1 to -3 for other purposes."""
+from snclr.methods.common.hashing import hash_bits
+
+MASK = -64
+"""The view number of masks in the hash: no view, and no other random number of a step, has it."""
 BLOCK_TRIES = 32
 """Blocks that are tried per image; the patches that are missing then are masked one by one."""
 _MIN_BLOCK = 16 / 196  # smallest block as a share of the image, and its flattest shape, in BEiT and CAE
 _MIN_ASPECT = 0.3
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_BITS = 2**64
 
 
 class PatchMask(NamedTuple):
@@ -47,7 +44,7 @@ def random_masks(seed: int, epoch: int, ids: Tensor, patches: int, visible: int)
     >>> mask.visible.shape, mask.masked.shape
     (torch.Size([2, 4]), torch.Size([2, 12]))
     """
-    order = random_bits(seed, epoch, ids, patches).argsort(dim=1)
+    order = hash_bits(seed, epoch, ids, MASK, patches).argsort(dim=1)
     return PatchMask(order[:, :visible].sort(dim=1).values, order[:, visible:].sort(dim=1).values)
 
 
@@ -57,7 +54,7 @@ def block_masks(seed: int, epoch: int, ids: Tensor, grid: int, visible: int) -> 
     A rectangle has at least 8 % of the patches, unless fewer are missing, and sides in a ratio of 0.3 to 1/0.3.
     """
     patches = grid * grid
-    bits = random_bits(seed, epoch, ids, 4 * BLOCK_TRIES + patches)
+    bits = hash_bits(seed, epoch, ids, MASK, 4 * BLOCK_TRIES + patches)
     numbers = _uniform(bits[:, : 4 * BLOCK_TRIES]).view(len(ids), BLOCK_TRIES, 4)
     place = torch.arange(grid, device=ids.device)
     mask = torch.zeros(len(ids), grid, grid, dtype=torch.bool, device=ids.device)
@@ -82,40 +79,6 @@ def block_masks(seed: int, epoch: int, ids: Tensor, grid: int, visible: int) -> 
     return PatchMask(order[:, masked:].sort(dim=1).values, order[:, :masked].sort(dim=1).values)
 
 
-def random_bits(seed: int, epoch: int, ids: Tensor, count: int) -> Tensor:
-    """Hash (seed, epoch, id, PURPOSE) to int64 (n, count), the bits of `hash_bits` in `data/transforms/rng.py`."""
-    state = _mix_int(seed + _GOLDEN)
-    state = _mix_int(state + _GOLDEN + epoch)
-    rows = _mix(ids + _signed(state + _GOLDEN))
-    rows = _mix(rows + _signed(_GOLDEN + PURPOSE))
-    counter = torch.arange(1, count + 1, device=ids.device) * _signed(_GOLDEN)
-    return _mix(rows[:, None] + counter)
-
-
 def _uniform(bits: Tensor) -> Tensor:
-    """Return numbers in [0, 1) from the upper 24 bits: float32 has no more, and MPS has no float64."""
-    return _shift(bits, 40).float() * 2.0**-24
-
-
-def _mix(x: Tensor) -> Tensor:
-    for shift, factor in _FACTORS:
-        x = (x ^ _shift(x, shift)) * _signed(factor)
-    return x ^ _shift(x, 31)
-
-
-def _mix_int(x: int) -> int:
-    x %= _BITS
-    for shift, factor in _FACTORS:
-        x = (x ^ (x >> shift)) * factor % _BITS
-    return x ^ (x >> 31)
-
-
-def _shift(x: Tensor, count: int) -> Tensor:
-    """Shift the 64 bits to the right; torch's own shift of a signed number would repeat the sign."""
-    return (x >> count) & (2 ** (64 - count) - 1)
-
-
-def _signed(value: int) -> int:
-    """Return the int64 with the lower 64 bits of `value`."""
-    value %= _BITS
-    return value - _BITS if value >= _BITS // 2 else value
+    """Return numbers in [0, 1) from 24 of 64 bits: float32 has no more, and MPS has no float64."""
+    return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24
