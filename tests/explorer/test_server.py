@@ -369,13 +369,13 @@ def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monk
 def test_views_are_those_of_training(client, trained, images):
     from snclr.data.loader import ViewLoader
     from snclr.explorer.run_data import OpenedRun
-    from snclr.train.build import view_groups
+    from snclr.train.build import view_settings
 
     dataset = open_dataset(str(images))
     with open_session(trained, device="cpu", quiet=True) as session:
         run = OpenedRun("a", trained, session)
     loader = ViewLoader(
-        dataset, views=view_groups(run.config), image_size=16, batch_size=16, seed=run.seed, channels_last=False
+        dataset, views=view_settings(run.config), image_size=16, batch_size=16, seed=run.seed, channels_last=False
     )
     batch = next(loader.batches(start=4, stop=5))  # of epoch 1
     row = 3

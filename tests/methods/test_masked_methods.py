@@ -16,7 +16,7 @@ from snclr.methods.masked.mae import MAE
 from snclr.methods.masked.masks import PatchMask, block_masks, random_masks
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.models.vit import has_plain_patches
-from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.build import build_method, encoder_spec, view_settings
 from snclr.train.config import resolve
 from snclr.train.optim import build_optimizer
 from tests.methods import naive_vit
@@ -207,7 +207,7 @@ def test_settings_follow_the_papers():
     assert (cae.clip_gradient, cae.weight_decay, cae.beta2, cae.drop_path) == (3.0, 0.05, 0.999, 0.1)
     assert (cae.mask_ratio, cae.regressor_layers, cae.decoder_layers, cae.alignment_weight) == (0.5, 4, 4, 2.0)
     for config, crop in ((mae, 0.2), (cae, 0.08)):
-        (view,) = view_groups(config)  # one view: crop and flip
+        (view,) = view_settings(config)  # one view: crop and flip
         assert (view.crop_min, view.flip, view.jitter, view.grayscale, view.blur) == (crop, 0.5, 0, 0, 0)
         assert config.sincos
         assert not config.freeze_patch_embed

@@ -39,7 +39,7 @@ _IGNORED = (
 
 
 @dataclass(frozen=True)
-class ForeignWeights:
+class ExternalWeights:
     """The state dict of an encoder, a summary of what was loaded, and warnings."""
 
     state: dict[str, Tensor]
@@ -47,16 +47,16 @@ class ForeignWeights:
     warnings: tuple[str, ...] = ()
 
 
-def read_weights(path: str | Path, spec: EncoderSpec) -> ForeignWeights:
+def read_weights(path: str | Path, spec: EncoderSpec) -> ExternalWeights:
     """Return the weights in a run directory or a file for an encoder of `spec`, or raise a UserError."""
     pretrained, path = is_pretrained(path), Path(path)
-    saved: object = None
+    description: object = None  # of the encoder, if snclr wrote the weights
     notes = []
     if pretrained:
         from snclr.models.pretrained import download_pretrained
 
         tensors, mean, std = download_pretrained(spec)
-        saved = spec.to_dict()
+        description = spec.to_dict()
         if (mean, std) != (MEAN, STD):
             notes.append(
                 f"the pretrained weights of {spec.name} were trained with mean {mean} and standard deviation {std}, "
@@ -64,19 +64,19 @@ def read_weights(path: str | Path, spec: EncoderSpec) -> ForeignWeights:
             )
     elif path.is_dir():
         encoder, saved_spec = load_encoder(path)
-        tensors, saved = encoder.state_dict(), saved_spec.to_dict()
+        tensors, description = encoder.state_dict(), saved_spec.to_dict()
     elif path.suffix == ".safetensors" and path.is_file():
-        tensors, description = read_weights_file(path)
-        saved = (description or {}).get("encoder")
+        tensors, metadata = read_weights_file(path)
+        description = (metadata or {}).get("encoder")
     elif path.is_file():
         tensors = _torch_load(path)
     else:
         raise UserError(
             f"there is no {path}. Give a run directory, a weights file (.pth, .pt or .safetensors) or {PRETRAINED}."
         )
-    if isinstance(saved, dict):
-        if saved.get("heads") != spec.heads:
-            raise _misfit(path, spec, f"they have {saved.get('heads')} attention heads instead of {spec.heads}")
+    if isinstance(description, dict):
+        if description.get("heads") != spec.heads:
+            raise _misfit(path, spec, f"they have {description.get('heads')} attention heads instead of {spec.heads}")
     elif spec.heads is not None:
         notes.append(
             f"{path} does not record the number of attention heads; {spec.heads} are used. The shapes fit any number:"
@@ -85,7 +85,7 @@ def read_weights(path: str | Path, spec: EncoderSpec) -> ForeignWeights:
     expected = state_on_meta(spec)
     prefix = _find_prefix(tensors, expected, path, spec)
     state, ignored = _select(tensors, prefix, expected, path, spec)
-    return ForeignWeights(state, _report(path, len(state), prefix, ignored), tuple(notes))
+    return ExternalWeights(state, _report(path, len(state), prefix, ignored), tuple(notes))
 
 
 def is_pretrained(path: str | Path) -> bool:
