@@ -63,8 +63,30 @@ def _simclr(setup: Setup) -> dict[str, Any]:
     return small | ({"views": "simclr"} if setup.paper_scale else {})
 
 
+def _sgd(setup: Setup, views: str) -> dict[str, Any]:
+    """Return views and optimizer of the methods whose authors train ResNets with SGD."""
+    if not setup.paper_scale:
+        return {}
+    optimizer = {} if setup.vit else {"optimizer": "sgd", "lr": 0.03, "weight_decay": 1e-4}
+    return {"views": views, **optimizer}
+
+
+def _moco(setup: Setup) -> dict[str, Any]:
+    return _sgd(setup, "moco")
+
+
 def _mocov2(setup: Setup) -> dict[str, Any]:
-    return {"temperature": 0.15} if setup.views == "infomin" else {}  # InfoMin's code is MoCo v2 with other views
+    if setup.views == "infomin":  # InfoMin's code is MoCo v2 with other views
+        return {"temperature": 0.15, **_sgd(setup, "infomin")}
+    return _sgd(setup, "mocov2")
+
+
+def _pirl(setup: Setup) -> dict[str, Any]:
+    return _sgd(setup, "pirl")
+
+
+def _detco(setup: Setup) -> dict[str, Any]:
+    return _sgd(setup, "mocov2")
 
 
 def _mocov3(setup: Setup) -> dict[str, Any]:
@@ -150,6 +172,7 @@ def _cae(setup: Setup) -> dict[str, Any]:
 
 _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "simclr": _simclr,
+    "moco": _moco,
     "mocov2": _mocov2,
     "mocov3": _mocov3,
     "byol": _byol,
@@ -157,4 +180,6 @@ _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "dino": _dino,
     "mae": _mae,
     "cae": _cae,
+    "pirl": _pirl,
+    "detco": _detco,
 }
