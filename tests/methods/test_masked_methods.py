@@ -124,8 +124,9 @@ def test_a_tokenizer_that_does_not_fit_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", CLASS)
-def test_with_every_patch_the_tokens_are_those_of_timm(name):
-    method = random_parameters(build(name, vit()))
+@pytest.mark.parametrize("options", [*POOLING, {"global_pool": "avg", "reg_tokens": 2, "no_embed_class": True}])
+def test_with_every_patch_the_tokens_are_those_of_timm(name, options):
+    method = random_parameters(build(name, vit(**options)))
     x = images()
     torch.testing.assert_close(method.encode(x, torch.arange(9).expand(2, -1)), method.encoder.forward_features(x))
 
