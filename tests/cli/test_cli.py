@@ -12,6 +12,7 @@ from snclr.cli import main as program
 from snclr.cli.flags import normalize_spelling
 from snclr.cli.main import COMMANDS, build_app, main
 from snclr.errors import UserError
+from snclr.methods.config import METHODS
 from snclr.runtime.settings import current_name
 from snclr.runtime.stop import StopRequested
 from snclr.train.config import resolve
@@ -181,7 +182,7 @@ def test_lists_print_as_text_and_json(capsys):
 
 def test_lists_are_not_wrapped_in_a_pipe(capsys):
     assert main(["methods"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 11
+    assert len(capsys.readouterr().out.splitlines()) == len(METHODS)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
