@@ -206,6 +206,8 @@ def test_settings_follow_the_papers():
     cae = resolve({"recipe": "vit-base-imagenet", "method": "cae", "batch_size": 2048})
     assert cae.lr * cae.batch_size / 256 == pytest.approx(1.5e-3)
     assert (cae.clip_gradient, cae.weight_decay, cae.beta2, cae.drop_path) == (3.0, 0.05, 0.999, 0.1)
+    lengths = (resolve({"recipe": "vit-base-imagenet", "method": "cae", "epochs": n}) for n in (300, 800, 1600))
+    assert [config.warmup_epochs for config in lengths] == [10, 20, 40]
     assert (cae.mask_ratio, cae.regressor_layers, cae.decoder_layers, cae.alignment_weight) == (0.5, 4, 4, 2.0)
     for config, crop in ((mae, 0.2), (cae, 0.08)):
         (view,) = view_settings(config)  # one view: crop and flip

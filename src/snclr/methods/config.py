@@ -382,7 +382,7 @@ class CAEConfig(MaskedConfig):
     alignment_weight: NonNegative = 2.0
     """Weight of the alignment loss: predicted features against the encoder's own of the masked patches."""
     tokenizer: str | None = None
-    """Predict tokens instead of pixels: a safetensors file with a codebook of patches; see the guide of methods."""
+    """Predict tokens instead of pixels: a safetensors file with a codebook of patches (page All methods)."""
 
 
 @dataclass(frozen=True, kw_only=True)
