@@ -113,8 +113,7 @@ def systems() -> str:
         covered = ["yes" if system.method in methods else "–" for methods in tested.values()]
         sources = dict.fromkeys(entry.source for entry in system.official)
         official = "; ".join([*(entry.figure for entry in system.official), *sources])
-        name = f"`{system.flags}`" if system.available else f"`{system.flags}` (not available yet)"
-        rows.append((system.label, name, *covered, "; ".join(system.figures), official or "–"))
+        rows.append((system.label, f"`{system.flags}`", *covered, "; ".join(system.figures), official or "–"))
     head = ("system", "flags", *tested, "in the paper", "official, if it differs")
     return _table(head, rows)
 

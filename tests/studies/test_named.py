@@ -12,18 +12,14 @@ from snclr.api.compare import compare
 from snclr.api.lists import list_studies
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
-from snclr.methods import METHODS
 from snclr.studies.conditions.tuning import count_trials, parse_tune, row_trials
-from snclr.studies.paper import named
 from snclr.studies.paper.figures import DETECTION, OFFICIAL, SEMI, TABLES
-from snclr.studies.paper.named import STUDIES, is_small, missing_methods, study_measures, study_rows, study_settings
+from snclr.studies.paper.named import STUDIES, is_small, study_measures, study_rows, study_settings
 from snclr.studies.runs import Evaluation, make_run
 from tests.helpers import tiny_coco
 from tests.studies.test_study import common, workers  # noqa: F401 (fixtures)
 
 IMAGENET = DatasetInfo("imagenet", 1_281_167, "abc", 1000, 0.001)
-PLANNED = {"moco", "pirl", "detco", "mae", "cae"}
-"""Methods of the paper's tables that may not be in the registry yet."""
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -34,7 +30,6 @@ def test_every_row_of_every_study_can_be_resolved(name):
         rows, _ = study_rows(study, settings, data)
         labels = [row.label for row in rows]
         assert len(set(labels)) == len(labels)
-        assert set(missing_methods(study)) <= PLANNED
         for row in rows:
             run = make_run(row, 0, settings, data="abc", evaluation=Evaluation())
             resolved = run.settings
@@ -144,17 +139,6 @@ def test_a_study_of_detection_needs_its_data(workers, common, tmp_path):  # noqa
     assert evaluation["coco"] == str(coco)
     assert evaluation["detect_recipe"] == "cpu"
     assert evaluation["measures"] == ["knn", "detect"]
-
-
-def test_methods_that_are_not_there_yet_are_left_out_and_named(workers, common, monkeypatch):  # noqa: F811
-    absent = {name: config for name, config in METHODS.items() if name != "swav"}
-    monkeypatch.setattr(named, "METHODS", absent)
-    result = compare(study="table-1-resnet50", methods="snclr,swav", seeds=1, **common)
-    assert [job["label"] for job in workers.started] == ["SNCLR"]
-    assert "not available yet, left out: SwAV" in result.table["notes"]
-    assert "(not available yet)" in list_studies("table-1-resnet50")["SwAV"]
-    monkeypatch.setattr(named, "METHODS", METHODS)
-    assert "(not available yet)" not in list_studies("table-1-resnet50")["SwAV"]
 
 
 def test_supervised_and_untrained_rows_take_part_in_a_tuned_study(workers, common, images):  # noqa: F811

@@ -1,7 +1,7 @@
 """The figures of the paper's Tables 1 to 7 (Ge et al., ICLR 2023), and those of official repositories.
 
 Each row names the method and the settings that make it here. `*` after a label marks a row that the paper's authors
-trained themselves. Methods are names in `METHODS`, looked up when a study is built.
+trained themselves.
 """
 
 from __future__ import annotations

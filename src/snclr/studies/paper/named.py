@@ -8,7 +8,6 @@ from typing import Any
 
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError, did_you_mean
-from snclr.methods import METHODS
 from snclr.recipes import get_recipe
 from snclr.studies.paper.ablations import ablation_rows
 from snclr.studies.paper.figures import (
@@ -23,7 +22,7 @@ from snclr.studies.paper.figures import (
     System,
 )
 from snclr.studies.runs import UNTRAINED, Row
-from snclr.train.config import all_settings, fit_queue, resolve, settings_for_method
+from snclr.train.config import fit_queue, resolve, settings_for_method
 
 SMALL_VIT = {"encoder": "vit4-tiny", "stem": "auto"}
 """The encoder of ViT rows with recipes for little data."""
@@ -111,7 +110,7 @@ STUDIES: dict[str, NamedStudy] = {
     "table-6-cost": _ablation("Table 6", "memory and seconds per step over the set length", "cost"),
     "table-7-sides": _ablation("Table 7", "neighbors among positives and negatives", "sides"),
     "all-methods-small": NamedStudy(
-        "all sixteen systems, supervised and untrained, on the demo images", "docs/results/all-methods.md", _ALL,
+        "all systems of the paper, supervised and untrained, on the demo images", "docs/results/all-methods.md", _ALL,
         settings={"data": "demo", "recipe": "demo", "epochs": 6},
         tune=("lr=x0.5,x1,x2", "temperature=x0.5,x1/weight_decay=x1,x5"),
     ),
@@ -127,7 +126,6 @@ def get_study(name: str) -> NamedStudy:
 
 def describe_study(name: str, study: NamedStudy) -> dict[str, str]:
     """Return the rows of a study in words, by label, and the command that runs it."""
-    missing = missing_methods(study)
     described = {}
     for system in study.systems:
         settings = ", ".join(f"{key}={value}" for key, value in {**system.settings, **system.paper_only}.items())
@@ -136,8 +134,7 @@ def describe_study(name: str, study: NamedStudy) -> dict[str, str]:
             for epochs, values in system.figures.items()
         )
         parts = [system.method, settings, f"paper: {figures}" if figures else ""]
-        absent = " (not available yet)" if system.method in missing else ""
-        described[system.label] = "; ".join(filter(None, parts)) + absent
+        described[system.label] = "; ".join(filter(None, parts))
     for table in study.ablations:
         values = "; ".join(f"{value}: {', '.join(map(str, f.values()))}" for value, f in ABLATIONS[table].items())
         described[f"snclr ablate --table {table}"] = f"paper: {values}"
@@ -145,12 +142,6 @@ def describe_study(name: str, study: NamedStudy) -> dict[str, str]:
         described["tuned"] = " ".join(f"--tune {text}" for text in study.tune)
     flags = " ".join(filter(None, [study.example, f"--seeds {study.seeds}"]))
     return {**described, "command": f"snclr compare --study {name} {flags} --out OUT"}
-
-
-def missing_methods(study: NamedStudy) -> list[str]:
-    """Return the methods of a study that are not in the registry."""
-    methods = (system.method for system in study.systems)
-    return [name for name in dict.fromkeys(methods) if name != UNTRAINED and name not in METHODS]
 
 
 def study_settings(study: NamedStudy, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +168,7 @@ def study_rows(
     study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo, *, only: Sequence[str] = (),
     own_epochs: bool = True,
 ) -> tuple[list[Row], list[str]]:  # fmt: skip
-    """Return the rows with the paper's figures, and notes: rows that are not available, the scaling of epochs.
+    """Return the rows with the paper's figures, and notes, e.g. on the scaling of epochs.
 
     `only` selects rows by label or method. With `own_epochs`, rows whose epochs differ in the paper differ here too: at
     the paper's scale as printed, else in proportion to the epochs of the first row.
@@ -185,14 +176,9 @@ def study_rows(
     if study.ablations:
         return _ablation_rows(study, settings, data)
     systems, small = _select(study.systems, only), is_small(settings)
-    missing = missing_methods(study)
-    available = [system for system in systems if system.method == UNTRAINED or system.method in METHODS]
-    if not available:
-        raise UserError(f"none of the methods of this study is available: {', '.join(missing)} are missing")
     base = resolve({"method": "snclr", **_run_settings(settings)}).epochs
-    rows = [_system_row(study, system, base, small=small, own_epochs=own_epochs) for system in available]
-    left_out = [system.label for system in systems if system not in available]
-    notes = [f"not available yet, left out: {', '.join(left_out)}"] if left_out else []
+    rows = [_system_row(study, system, base, small=small, own_epochs=own_epochs) for system in systems]
+    notes = []
     if small and own_epochs and any(system.epochs for system in systems):
         notes.append("epochs of the rows are in proportion to the paper's, with those of the first row as given")
     return rows, notes
@@ -211,8 +197,7 @@ def _select(systems: Sequence[System], only: Sequence[str]) -> list[System]:
 def _system_row(study: NamedStudy, system: System, base: int, *, small: bool, own_epochs: bool) -> Row:
     """Return the row of a system; `base` are the epochs of rows without their own."""
     untrained, reference = system.method == UNTRAINED, study.epochs or base
-    known = {name: value for name, value in system.settings.items() if name in all_settings()}
-    settings = {"method": "snclr" if untrained else system.method, **known}
+    settings = {"method": "snclr" if untrained else system.method, **system.settings}
     if not small:
         settings |= system.paper_only
     if own_epochs and system.epochs is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from snclr.methods import METHODS
 from snclr.studies.paper.figures import OFFICIAL, TABLES, Official, System
 from snclr.studies.runs import UNTRAINED
 
@@ -21,11 +20,6 @@ class PaperSystem:
     """Flags of `snclr pretrain` that select it."""
     figures: list[str] = field(default_factory=list)
     """The paper's figures in words: linear top-1 (Table 1), or box AP (Table 3) of systems that are not in Table 1."""
-
-    @property
-    def available(self) -> bool:
-        """Whether its method is in the registry."""
-        return self.method in METHODS
 
     @property
     def official(self) -> tuple[Official, ...]:
