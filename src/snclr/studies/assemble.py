@@ -70,8 +70,8 @@ def _title(
 
 
 def _source(named: NamedStudy, settings: dict[str, Any]) -> str:
-    """Say where the rows and the figures of the paper come from."""
-    if not any(system.figures for system in named.systems) and not named.ablations:
+    """Return where the rows and the results of the paper come from."""
+    if not any(system.reported for system in named.systems) and not named.ablations:
         return f"protocol: {named.source}"
     epochs = f", {named.epochs} epochs" if named.epochs and is_small(settings) and not _own_epochs(named) else ""
     return f"paper: {named.source} of Ge et al. (ICLR 2023), on ImageNet{epochs}; * trained by its authors"

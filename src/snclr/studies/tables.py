@@ -183,8 +183,8 @@ def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
 
 def _cost_part(table: Mapping[str, Any]) -> Part:
     heads = ["row", "queue MB", "peak MB", "peak over first", "seconds per step", "over first"]
-    figures = any(row.get("paper") for row in table["rows"])
-    heads += ["paper: more MB", "paper: seconds per step"] if figures else []
+    reported = any(row.get("paper") for row in table["rows"])
+    heads += ["paper: more MB", "paper: seconds per step"] if reported else []
     rows, first = [], table["rows"][0]
     for row in table["rows"]:
         more, slower = "–", "–"
@@ -194,7 +194,7 @@ def _cost_part(table: Mapping[str, Any]) -> Part:
         queue = f"{row['queue_mb']['mean']:.2f}" if "queue_mb" in row else "–"
         rows.append([row["label"], queue, _mean(row, "peak_mb", ".1f"), more, _mean(row, "seconds_per_step", ".4f")])
         rows[-1].append(slower)
-        if figures:
+        if reported:
             rows[-1] += [_mean(row, f"paper {name}", "") for name in ("more_mb", "seconds_per_step")]
     return heads, rows
 

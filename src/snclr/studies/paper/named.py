@@ -10,7 +10,7 @@ from snclr.data.info import DatasetInfo
 from snclr.errors import UserError, did_you_mean
 from snclr.recipes import get_recipe
 from snclr.studies.paper.ablations import ablation_rows
-from snclr.studies.paper.figures import (
+from snclr.studies.paper.reported import (
     ABLATIONS,
     TABLE_1_RESNET50,
     TABLE_1_VIT_BASE,
@@ -129,11 +129,11 @@ def describe_study(name: str, study: NamedStudy) -> dict[str, str]:
     described = {}
     for system in study.systems:
         settings = ", ".join(f"{key}={value}" for key, value in {**system.settings, **system.paper_only}.items())
-        figures = "; ".join(
+        reported = "; ".join(
             f"{f'{epochs} epochs: ' if epochs else ''}{', '.join(f'{m} {v}' for m, v in values.items())}"
-            for epochs, values in system.figures.items()
+            for epochs, values in system.reported.items()
         )
-        parts = [system.method, settings, f"paper: {figures}" if figures else ""]
+        parts = [system.method, settings, f"paper: {reported}" if reported else ""]
         described[system.label] = "; ".join(filter(None, parts))
     for table in study.ablations:
         values = "; ".join(f"{value}: {', '.join(map(str, f.values()))}" for value, f in ABLATIONS[table].items())
@@ -168,7 +168,7 @@ def study_rows(
     study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo, *, only: Sequence[str] = (),
     own_epochs: bool = True,
 ) -> tuple[list[Row], list[str]]:  # fmt: skip
-    """Return the rows with the paper's figures, and notes, e.g. on the scaling of epochs.
+    """Return the rows with the paper's results, and notes, e.g. on the scaling of epochs.
 
     `only` selects rows by label or method. With `own_epochs`, rows whose epochs differ in the paper differ here too: at
     the paper's scale as printed, else in proportion to the epochs of the first row.
@@ -202,25 +202,25 @@ def _system_row(study: NamedStudy, system: System, base: int, *, small: bool, ow
         settings |= system.paper_only
     if own_epochs and system.epochs is not None:
         settings["epochs"] = max(1, round(base * system.epochs / reference))
-    # On little data, the figures are those of the table's default column.
+    # On little data, the results are those of the table's default column.
     column = 0 if untrained else system.epochs or (reference if small else base)
-    return Row(system.label, settings, untrained=untrained, paper=dict(system.figures.get(column, {})))
+    return Row(system.label, settings, untrained=untrained, paper=dict(system.reported.get(column, {})))
 
 
 def _ablation_rows(
     study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo
 ) -> tuple[list[Row], list[str]]:  # fmt: skip
-    """Return the rows of `snclr ablate` with the paper's figures; rows of several tables are listed once."""
+    """Return the rows of `snclr ablate` with the paper's results; rows of several tables are listed once."""
     config = fit_queue(resolve({"method": "snclr", **_run_settings(settings)}), data.images)
     rows: dict[str, Row] = {}
     notes = []
     for table in study.ablations:
         made, rule = ablation_rows(table, config, data)
         notes.append(f"rule: {rule}")
-        figures = list(ABLATIONS[table].values())
+        reported = list(ABLATIONS[table].values())
         # Fewer rows than in the paper if the rule scales two of its values to the same one: the last ones are paired.
-        skip = 1 if table == "cost" else 0  # the paper has no figure for the row without neighbors
-        paired = dict(zip(reversed(range(skip, len(made))), reversed(figures), strict=False))
+        skip = 1 if table == "cost" else 0  # the paper has no result for the row without neighbors
+        paired = dict(zip(reversed(range(skip, len(made))), reversed(reported), strict=False))
         for number, row in enumerate(made):
             rows.setdefault(row.label, Row(row.label, row.settings, paper=dict(paired.get(number, {}))))
     return list(rows.values()), notes
