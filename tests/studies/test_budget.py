@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snclr.api.compare import compare
-from snclr.studies.conditions.budget import images_per_step, nearest_epochs, parse_budget
+from snclr.studies.conditions.budget import images_seen_per_step, nearest_epochs, parse_budget
 from snclr.studies.records import Records
 from tests.studies.test_study import Workers, common, workers  # noqa: F401 (fixtures)
 
@@ -22,12 +22,12 @@ def trained(made: Workers, **wanted: object) -> dict[str, int]:
 
 
 def test_images_are_counted_by_the_pixels_of_all_views():
-    assert images_per_step({**DEMO, "batch_size": 10}) == 20
-    assert images_per_step({**DEMO, "batch_size": 10, "search_view": "plain"}) == 30
+    assert images_seen_per_step({**DEMO, "batch_size": 10}) == 20
+    assert images_seen_per_step({**DEMO, "batch_size": 10, "search_view": "plain"}) == 30
     local = {**DEMO, "method": "dino", "batch_size": 10, "local_crops": 4}
-    assert images_per_step({**local, "local_size": 16}) == 10 * (2 + 4 / 4)  # a quarter of the pixels of 32 × 32
+    assert images_seen_per_step({**local, "local_size": 16}) == 10 * (2 + 4 / 4)  # a quarter of the pixels of 32 × 32
     imagenet = {"recipe": "resnet50-imagenet", "method": "swav", "local_crops": 6, "batch_size": 7}
-    assert images_per_step(imagenet) == pytest.approx(7 * (2 + 6 * (96 / 224) ** 2))
+    assert images_seen_per_step(imagenet) == pytest.approx(7 * (2 + 6 * (96 / 224) ** 2))
 
 
 def test_epochs_are_the_nearest_whole_number():
