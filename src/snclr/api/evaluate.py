@@ -18,7 +18,7 @@ def knn(
     *,
     data: str | None = None,
     test: str | None = None,
-    k: int = 200,
+    k: int | Literal["auto"] = "auto",
     temperature: float = 0.07,
     seed: int = 0,
     baselines: bool | None = None,
@@ -33,7 +33,7 @@ def knn(
         run: Run directory, the --out of snclr pretrain.
         data: Labeled images: a folder, a list, shards or a dataset name (default: the run's training data).
         test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
-        k: Number of neighbors that vote.
+        k: Number of neighbors that vote; auto: the size of the smallest class, at least 10 and at most 200.
         temperature: Temperature of the vote weights, exp(cosine / temperature).
         seed: Seed of the train/test split.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).

@@ -59,7 +59,7 @@ _TITLES = {
 
 def show_accuracy(result: AccuracyResult) -> None:
     """Print the accuracies of the run and the baselines, with what is needed to judge them."""
-    k = f", k = {result.k}" if isinstance(result, KnnResult) else ""
+    k = f", {_describe_k(result)}" if isinstance(result, KnnResult) else ""
     if isinstance(result, FewShotResult):
         k = f", mean over {count(result.draws, 'draw')}"
     title = _TITLES.get(result.kind, result.kind)
@@ -78,6 +78,15 @@ def show_accuracy(result: AccuracyResult) -> None:
         print(f"  left out: {count(skipped, 'image')} that could not be read")
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _describe_k(result: KnnResult) -> str:
+    """Return the number of neighbors that voted, marked if it was chosen automatically.
+
+    The protocol records it, e.g. "k = 40 (auto)".
+    """
+    k = f"k = {result.k}"
+    return f"{k} (auto)" if f"{k} (auto)" in result.protocol else k
 
 
 def own_row(result: AccuracyResult) -> Baseline:

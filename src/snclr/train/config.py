@@ -104,7 +104,8 @@ class OptimConfig:
     lr: NonNegative = 1e-3
     """Base learning rate; the peak is lr × batch size / 256."""
     warmup_epochs: NonNegative = 10.0
-    """Epochs of linear warm-up before the cosine decay."""
+    """Epochs of linear warm-up before the cosine decay (default: the recipe's, but at most a tenth of --epochs in a run
+    that is shorter than the recipe)."""
     weight_decay: NonNegative = 1e-4
     """Weight decay of the parameters that weight_decay_on names."""
     weight_decay_end: NonNegative | None = None
@@ -257,7 +258,7 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
 
     A recipe is written for SNCLR. Another method takes the recipe's run settings, but its method settings from its own
     paper, except that a recipe of scale "small" also sets `SIZES`; see `paper_settings` for those that depend on the
-    run. If the recipe's warm-up is not shorter than the given epochs, it becomes a tenth of them.
+    run. In a run with fewer epochs than its recipe, a warm-up that is not given is at most a tenth of the epochs.
 
     >>> config = resolve({"recipe": "cifar", "epochs": 7})
     >>> config.epochs, config.warmup_epochs
@@ -288,7 +289,9 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
         epochs, warmup = (known[name].check(values[name]) for name in ("epochs", "warmup_epochs"))
-        values["warmup_epochs"] = epochs / 10 if warmup >= epochs else warmup
+        source = saved if {"epochs", "warmup_epochs"} <= saved.keys() else recipe.settings  # of the warm-up
+        is_shorter = epochs < known["epochs"].check(source["epochs"])
+        values["warmup_epochs"] = min(warmup, epochs / 10) if is_shorter else warmup
     values |= {"recipe": recipe_name, "method": method}
 
     names = METHODS[method].setting_names()
