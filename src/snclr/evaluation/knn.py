@@ -104,8 +104,8 @@ def _choose_k(k: int | Literal["auto"], labels: Tensor | None, names: list[str] 
 @torch.no_grad()
 def knn(
     train: Tensor, train_labels: Tensor | None, test: Tensor, test_labels: Tensor | None, *,
-    k: int | Literal["auto"] = 200, temperature: float = 0.07, device: torch.device | str | None = None, data: str | None = None,
-    state: EvalState | None = None, stop: StopFlag | None = None, quiet: bool = True,
+    k: int | Literal["auto"] = 200, temperature: float = 0.07, device: torch.device | str | None = None,
+    data: str | None = None, state: EvalState | None = None, stop: StopFlag | None = None, quiet: bool = True,
 ) -> Score:  # fmt: skip
     """Classify test features (n, d) by their k nearest training features (m, d), weighted by exp(cosine / temperature).
 
@@ -122,23 +122,21 @@ def knn(
     check_widths(train, test, ("training", "test"))
     keys, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
     classes, known = check_classes(keys.labels, queries.labels)
-    requested = k
-    if k == "auto":
-        k = auto_k(torch.unique(keys.labels, return_counts=True)[1])
-    k = min(k, len(keys.labels))
+    class_sizes = torch.unique(keys.labels, return_counts=True)[1]
+    used_k = auto_k(class_sizes) if k == "auto" else min(k, len(keys.labels))
     device = torch.device(device or train.device)
     train_unit, test_unit = (F.normalize(part.features.float(), dim=1) for part in (keys, queries))
     train_unit, train_classes, truth = train_unit.to(device), keys.labels.cpu(), queries.labels.cpu()
 
     def vote(rows: slice) -> Tensor:
-        cosine, index = kernels.topk(test_unit[rows].to(device), train_unit, k)
+        cosine, index = kernels.topk(test_unit[rows].to(device), train_unit, used_k)
         return _vote(cosine.cpu(), train_classes[index.cpu()], truth[rows], temperature)
 
     ranks, predictions = _vote_in_blocks(vote, len(truth), device, state, stop, quiet=quiet).unbind(dim=1)
     ranks[~known.cpu()] = len(classes)  # a class without training images is wrong even in a tie
-    origin = "" if k == requested else f" ({requested} requested, lowered to the number of training images)"
-    origin = " (auto)" if requested == "auto" else origin
-    protocol = f"kNN: cosine, weighted vote, k = {k}{origin}, temperature {temperature:g}; "
+    origin = "" if k == used_k else f" ({k} requested, lowered to the number of training images)"
+    origin = " (auto)" if k == "auto" else origin
+    protocol = f"kNN: cosine, weighted vote, k = {used_k}{origin}, temperature {temperature:g}; "
     protocol += describe_sets(
         len(keys.labels), len(queries.labels), len(classes), left_out=keys.left_out + queries.left_out, data=data
     )
