@@ -113,9 +113,9 @@ def neighbors(
 ) -> NeighborsResult:
     """Draw images with their nearest neighbors and positiveness, as in the paper's figure.
 
-    Images are compared as in training: by the projections y2 (Eq. 3), ranked by positiveness w (Eq. 4), scaled to a
-    row maximum of 1. Runs of other methods are compared by their encoder's features. A stop (Ctrl-C, SIGTERM) raises
-    StopRequested; the same call continues with the cached features.
+    Images are compared as in training: by the projections y2 (Eq. 3), ranked by positiveness w (Eq. 4) with the run's
+    K, gamma and temperature. Runs of other methods are compared by their encoder's features. A stop (Ctrl-C, SIGTERM)
+    raises StopRequested; the same call continues with the cached features.
 
     Args:
         run: Run directory, the --out of snclr pretrain.
