@@ -133,7 +133,10 @@ def test_bad_input_prints_one_line_and_exits_with_2(argv, fragments, tmp_path, c
         (["pretrain", "--lr", "high"], '--lr: unable to convert "high" into float', "snclr pretrain [OPTIONS]"),
         (["plan", "--data", "demo", "stray"], "unexpected argument stray", "snclr plan [OPTIONS]"),
         (["plan", "--gamma", "most"], '--gamma: unable to convert "most" into float or max', "snclr plan [OPTIONS]"),
-        (["knn"], "RUN requires an argument", "snclr knn [OPTIONS] RUN"),
+        (["knn"], "RUN requires an argument", "snclr knn RUN [OPTIONS]"),
+        (["neighbors"], "RUN requires an argument", "snclr neighbors RUN [IMAGE...] [OPTIONS]"),
+        (["export", "run"], "--to requires an argument", "snclr export RUN --to STR [OPTIONS]"),
+        (["explore"], "RUN requires an argument", "snclr explore RUN [OTHER] [OPTIONS]"),
     ],
 )  # fmt: skip
 def test_a_typo_prints_a_suggestion_and_the_usage_of_the_command(argv, fragment, usage, capsys):

@@ -48,8 +48,8 @@ _NEIGHBORS_EXAMPLES = """Examples:
   snclr neighbors runs/photos cat.jpg --candidates my-photos/   # search in a folder
 
 Images are compared as in training: the k nearest by their projections (Eq. 3), ranked by their positiveness w (Eq. 4,
-with the run's own K, gamma, f1, f2 and temperature). An image is never its own neighbor. If classes are known, frames are green (same class) or red. Runs of other methods are compared
-by their encoder's features. The numbers are written beside the figure, as JSON.
+with the run's own K, gamma, f1, f2 and temperature). An image is never its own neighbor. If classes are known, frames
+are green (same class) or red. Runs of other methods are compared by their encoder's features. The numbers are written beside the figure, as JSON.
 """
 _EXPLAIN_EXAMPLES = """Examples:
   snclr explain runs/photos cat.jpg                          # neighbors from the run's queue

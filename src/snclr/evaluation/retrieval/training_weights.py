@@ -8,7 +8,7 @@ from dataclasses import replace
 from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_rows
 from snclr.evaluation.retrieval.results import NeighborRow
 from snclr.evaluation.retrieval.space import EmbeddingSpace
-from snclr.methods.config import SNCLRConfig
+from snclr.methods.config import SoftNeighborConfig
 
 
 def rank_as_trained(queries: Queries, gallery: Gallery, k: int, space: EmbeddingSpace) -> Sequence[NeighborRow]:
@@ -37,7 +37,7 @@ def describe_weights(space: EmbeddingSpace) -> str | None:
     )
 
 
-def _weighted_config(space: EmbeddingSpace) -> SNCLRConfig | None:
+def _weighted_config(space: EmbeddingSpace) -> SoftNeighborConfig | None:
     """Return the settings of a loss that weights its neighbors; None for any other."""
     config = None if space.criterion is None else space.criterion.config
     return None if config is None or config.sides in ("negatives", "neither", "other-negatives") else config
