@@ -41,7 +41,7 @@ FLAGS = {
     "neighbors": f"--data --candidates --k --neighbors --rows --seed --out {_RANKS} --no-cache",
     "export": "--to --out",
     "explore": "--data --test --gallery --port --static --images --overwrite --device --no-cache",
-    "curate": f"--out --keep --find --data --test --threshold --number --k {_RANKS} --no-cache",
+    "curate": f"--out --keep --find --data --test --threshold --number --k --overwrite {_RANKS} --no-cache",
     "finetune": f"--data --test {_RANKS} --seed --labels --from-scratch --epochs --batch-size --lr --head-lr"
     " --weight-decay",
     "detect": "--data --init --encoder --recipe --iterations --batch-size --lr --weight-decay --long-side --width"

@@ -61,6 +61,21 @@ def png(width: int = 8, height: int = 8) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+def test_a_port_out_of_range_is_refused_in_words(port):
+    with pytest.raises(UserError, match=rf"^--port must be from 0 to 65535, not {port}; 0 chooses a free one$"):
+        open_socket(port)
+
+
+def test_the_opened_run_and_images_are_described(trained, run, images):
+    with open_session(trained, device="cpu", quiet=True) as session:
+        explorer = Explorer(session, run, gallery=str(images))
+        assert explorer.opening() == (
+            f"{trained} at step 6, 49 images of {images}, compared with {run}, gallery {images}"
+        )
+        explorer.close()
+
+
 # Who may ask
 
 

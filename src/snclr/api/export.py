@@ -11,6 +11,8 @@ from snclr.exporters.format import Exported
 def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = None) -> list[Exported]:
     """Export the encoder of a run. Each export is loaded by its library and compared before it is kept.
 
+    If some formats cannot be written, the others are, and ExportError says which failed and why.
+
     Args:
         run: Run directory, the --out of snclr pretrain.
         to: One or more of torchvision, timm, detectron2, mmdet, onnx and safetensors, separated by commas.

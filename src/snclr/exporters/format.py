@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from snclr.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -28,6 +30,15 @@ class Exported:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return {**asdict(self), "path": str(self.path)}
+
+
+class ExportError(UserError):
+    """Some formats could not be written; `exports` are those that were."""
+
+    def __init__(self, failed: dict[str, str], exports: list[Exported]) -> None:
+        self.failed, self.exports = failed, exports
+        written = f" Written: {', '.join(item.format for item in exports)}." if exports else " Nothing was written."
+        super().__init__(" ".join(failed.values()) + written)
 
 
 class Format(ABC):
