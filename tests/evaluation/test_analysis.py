@@ -256,4 +256,4 @@ def test_curate_finds_a_copy_in_the_test_images(run, images, tmp_path):
     assert [entry["key"] for entry in result.entries] == ["copy.png"]
     assert "red/red_3.png" in result.entries[0]["reason"]
     with pytest.raises(UserError, match="give --test"):
-        snclr.curate(run, find="leaks", out=tmp_path / "leaks.txt", quiet=True)
+        snclr.curate(run, find="leaks", out=tmp_path / "other.txt", quiet=True)

@@ -67,11 +67,12 @@ def test_a_port_out_of_range_is_refused_in_words(port):
         open_socket(port)
 
 
-def test_the_opened_run_and_images_are_described(trained, run, images):
+def test_the_opened_run_and_images_are_described(trained, run, images, tmp_path):
+    test = tiny_run.write_images(tmp_path / "gallery", each=2)
     with open_session(trained, device="cpu", quiet=True) as session:
-        explorer = Explorer(session, run, gallery=str(images))
+        explorer = Explorer(session, run, gallery=str(test))
         assert explorer.opening() == (
-            f"{trained} at step 6, 49 images of {images}, compared with {run}, gallery {images}"
+            f"{trained} at step 6, 49 images of {images}, compared with {run}, gallery {test}"
         )
         explorer.close()
 

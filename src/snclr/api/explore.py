@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from snclr.api.early_checks import check_numbers, check_run_and_data
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.analysis.results import CurateResult
@@ -53,6 +54,8 @@ def explore(
         on_ready: Called with the address when the server is ready.
     """
     _check_installed()
+    check_run_and_data(run, data, test, gallery)
+    check_numbers(1, images=images)
     from snclr.evaluation.session import open_session
     from snclr.explorer.opened import Explorer
     from snclr.explorer.security import new_token
@@ -121,6 +124,8 @@ def curate(
         overwrite: Replace an existing list file.
         options: Those of `SessionOptions`.
     """
+    check_run_and_data(run, data, test)
+    check_numbers(1, number=number, k=k)
     from snclr.evaluation.analysis.curate_run import curate_run
     from snclr.evaluation.session import open_session
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from snclr.api.early_checks import check_run_and_data
 from snclr.exporters.format import Exported
 
 
@@ -18,6 +19,7 @@ def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = No
         to: One or more of torchvision, timm, detectron2, mmdet, onnx and safetensors, separated by commas.
         out: Folder to write to, with one sub-folder per format (default: RUN/export).
     """
+    check_run_and_data(run)
     from snclr.exporters.export import export_run
 
     names = [name.strip() for name in (to.split(",") if isinstance(to, str) else to)]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snclr.api.early_checks import check_pretrain
 from snclr.errors import UserError
 
 HELPFUL_PURITY, USELESS_PURITY = 0.8, 0.54
@@ -29,6 +30,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
         quiet: Print no progress.
         settings: Values for the fields of `PretrainConfig`; the recipe supplies the rest.
     """
+    check_pretrain(settings, config)
     from snclr.train.pretrain import pretrain
 
     return pretrain(config=config, quiet=quiet, **settings)
@@ -117,9 +119,7 @@ def plan(
     """
     from snclr.data.info import inspect_dataset
     from snclr.data.sampler import steps_per_epoch
-    from snclr.distributed.launch import check_batch_size
     from snclr.train.config import fit_queue, resolve
-    from snclr.train.cost import measure_cost
 
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
@@ -128,9 +128,13 @@ def plan(
     run = resolve({**settings, "out": "unused"}, config)
     if probe_minutes and run.method != "snclr":
         raise UserError(f"--probe-minutes is for --method snclr, not {run.method}; omit it")
-    data, processes = inspect_dataset(run.data), _world_size(run)
+    data = inspect_dataset(run.data)
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
+    from snclr.distributed.launch import check_batch_size  # imports torch: after the checks above
+    from snclr.train.cost import measure_cost
+
+    processes = _world_size(run)
     check_batch_size(run.batch_size, processes)
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)

@@ -85,7 +85,8 @@ class Explorer:
         """Return what was opened, in one line."""
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
         text = f"{self.run.path}{step}, {count(len(self.images.dataset), 'image')} of {self.images.dataset.name}"
-        others = [f"{name} {each.dataset.name}" for name, each in self.sets.items() if name in ("gallery", "test")]
+        titles = {"extra": "gallery", "test": "test images"}
+        others = [f"{titles[name]} {each.dataset.name}" for name, each in self.sets.items() if name in titles]
         if self.other is not None:
             others.insert(0, f"compared with {self.other.path}")
         return ", ".join([text, *others])

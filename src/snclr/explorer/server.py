@@ -241,9 +241,7 @@ def open_socket(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise UserError(
-            f"port {port} cannot be used ({reason}). Choose another --port; 0 chooses a free one."
-        ) from error
+        raise UserError(f"port {port} cannot be used ({reason}). Choose another --port.") from error
     return listener
 
 

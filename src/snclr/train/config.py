@@ -300,6 +300,13 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
 
 
+def require(config: PretrainConfig, names: tuple[str, ...]) -> None:
+    """Raise UserError if the images or the run directory are not given."""
+    for name in names:
+        if not getattr(config, name):
+            raise UserError(f"{name} is missing. Give the images (--data) and the run directory (--out).")
+
+
 def _setup(values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
     """Return what the settings of a method's paper depend on."""
     known = all_settings()
