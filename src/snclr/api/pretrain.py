@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,10 @@ class RunPlan:
     """None for methods without a queue."""
     probe: NeighborProbe | None = None
     """None without `probe_minutes`."""
+    checked: int = 0
+    """Images that were decoded to find unreadable ones: all of a small dataset, else a sample."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Unreadable images among these, with the reasons."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -117,7 +121,7 @@ def plan(
         quiet: Print no progress.
         settings: Those of `snclr.pretrain`.
     """
-    from snclr.data.info import inspect_dataset
+    from snclr.data.info import check_images, inspect_dataset
     from snclr.data.sampler import steps_per_epoch
     from snclr.train.config import fit_queue, resolve
 
@@ -131,6 +135,7 @@ def plan(
     data = inspect_dataset(run.data)
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
+    readable = check_images(run.data, min_side=run.image_size, quiet=quiet)
     from snclr.distributed.launch import check_batch_size  # imports torch: after the checks above
     from snclr.train.cost import measure_cost
 
@@ -147,6 +152,7 @@ def plan(
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, cost["queue_mb"]), probe=probe,
+        checked=readable.checked, unreadable=readable.unreadable,
     )  # fmt: skip
 
 

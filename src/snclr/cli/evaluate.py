@@ -75,7 +75,7 @@ def show_accuracy(result: AccuracyResult) -> None:
     if result.kind == "finetune":
         print("  For the accuracy without pre-training, add --from-scratch.")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):
-        print(f"  left out: {count(skipped, 'image')} that could not be read")
+        print(f"  unreadable images: {skipped:,}, left out")
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 

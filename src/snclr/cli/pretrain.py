@@ -43,7 +43,7 @@ def show_pretrain(result: PretrainResult) -> None:
 
     print(f"trained to step {result.step}; the encoder is {result.out}/encoder.safetensors")
     if result.skipped:
-        print(f"unreadable images: {result.skipped}, listed in {result.out}/skipped.jsonl")
+        print(f"unreadable images: {result.skipped:,}, replaced by others, listed in {result.out}/skipped.jsonl")
     print(f"\nLoad it without snclr:\n\n{loading_snippet(load_encoder(result.out)[1], result.out)}\n")
     print(f"Next: {snclr_command('neighbors', result.out)}")
     print(f"      {snclr_command('knn', result.out, '--data', 'LABELED')}   # with labeled images")
@@ -64,6 +64,10 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         f"{plan.images:,} in batches of {plan.batch_size:,}: {count(plan.steps_per_epoch, 'step')} per epoch,"
         f" {plan.steps:,} in {count(plan.epochs, 'epoch')}",
     )
+    if plan.unreadable:
+        key, reason = next(iter(plan.unreadable.items()))
+        of = "" if plan.checked == plan.images else f" of the {plan.checked:,} checked"
+        yield "", f"unreadable images: {len(plan.unreadable):,}{of}, e.g. {key}: {reason}"
     waiting = max(0.0, 1 - plan.compute_seconds_per_step / plan.seconds_per_step)
     images = count(plan.batch_size // plan.processes, "image")
     share = f" (rank 0 of {plan.processes}, {images})" if plan.processes > 1 else ""

@@ -88,7 +88,7 @@ def show_curate(result: CurateResult) -> None:
             file=sys.stderr,
         )
     if result.skipped:
-        print(f"{result.skipped:,} images could not be read and are in no list")
+        print(f"unreadable images: {result.skipped:,}, in no list")
 
 
 COMMANDS = {

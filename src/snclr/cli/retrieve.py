@@ -49,7 +49,8 @@ _NEIGHBORS_EXAMPLES = """Examples:
 
 Images are compared as in training: the k nearest by their projections (Eq. 3), ranked by their positiveness w (Eq. 4,
 with the run's own K, gamma, f1, f2 and temperature). An image is never its own neighbor. If classes are known, frames
-are green (same class) or red. Runs of other methods are compared by their encoder's features. The numbers are written beside the figure, as JSON.
+are green (same class) or red. Runs of other methods are compared by their encoder's features. The numbers are written
+beside the figure, as JSON.
 """
 _EXPLAIN_EXAMPLES = """Examples:
   snclr explain runs/photos cat.jpg                          # neighbors from the run's queue
@@ -74,7 +75,7 @@ def show_embed(result: EmbedResult) -> None:
     print(f"  images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)")
     if skipped := result.metadata["skipped"]:
         first = f"{skipped[0]['key']}: {skipped[0]['reason']}"
-        print(f"{count(len(skipped), 'image')} could not be read; the file's metadata has the list, e.g. {first}")
+        print(f"unreadable images: {len(skipped):,}, left out and listed in the file's metadata, e.g. {first}")
 
 
 def show_search(result: SearchResult) -> None:
@@ -115,7 +116,7 @@ def _tag(label: str | None) -> str:
 
 def _show_skipped(skipped: Sequence[Skip]) -> None:
     if skipped:
-        print(f"{count(len(skipped), 'image')} could not be read, e.g. {skipped[0].key}: {skipped[0].reason}")
+        print(f"unreadable images: {len(skipped):,}, left out, e.g. {skipped[0].key}: {skipped[0].reason}")
 
 
 def show_explain(result: Explanation) -> None:
