@@ -139,11 +139,11 @@ class Progress:
         yield f"{self.done:,} {self.unit}" if self.total is None else f"{self._percent()}%"
         if self.rate is not None and self._updates > 1:
             yield f"{_short(self.rate)} {self.unit}/s"
-        if self.seconds_left is not None:
+        if self.seconds_left is not None and self._percent() != 100:
             yield f"{duration(self.seconds_left)} left"
 
     def _state(self) -> Iterable[str]:
-        if self.wait_share is not None:
+        if self.wait_share is not None and self._updates > 1:
             yield f"data wait {self.wait_share:.0%}"
         yield from (f"{name} {_short(value)}" for name, value in list(self.values.items()) if value is not None)
 
