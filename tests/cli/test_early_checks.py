@@ -18,12 +18,18 @@ MISTAKES = {
     "pretrain --data {typo} --out {tmp}/r": "(did you mean '{images}'?)",
     "pretrain --data {images} --out {run}": "already contains a run",
     "pretrain --data {images} --out {images}": "not a run of snclr",
-    "pretrain --resume --out {run}x": "there is no run to resume in {run}x (did you mean 'run'?)",
+    "pretrain --resume --out {run}x": "there is no run to resume in {run}x (did you mean '{run}'?)",
+    "pretrain --resume": "--out is missing",
+    "pretrain --resume --out {run} --epochs 9": "has --epochs 2, not --epochs 9",
+    "pretrain --data {images} --out {tmp}/r --batch-size 700": "fewer than one batch of 700",
+    "pretrain --data {images} --out {tmp}/r --neighbors 300": "--neighbors 300 must be below the number of images",
+    "pretrain --data {images}/red/red_1.png --out {tmp}/r": "is a single image",
+    "pretrain --data {images} --out {tmp}/r --config none.yaml": "there is no settings file none.yaml",
     "plan --data {typo}": "(did you mean '{images}'?)",
     "plan --data {images} --steps 0": "--steps must be at least 1",
     "plan --data {images} --batch-size 700": "700",
     "plan --data {images} --neighbors 300": "--neighbors 300 must be below the number of images",
-    "knn {run}x": "(did you mean 'run'?)",
+    "knn {run}x": "(did you mean '{run}'?)",
     "knn {run} --k 0": "--k must be at least 1, not 0",
     "knn {run} --temperature 0": "--temperature must be above 0, not 0",
     "knn {run} --data {typo}": "(did you mean '{images}'?)",
@@ -38,8 +44,10 @@ MISTAKES = {
     "search {run} a.jpg --k 0": "--k must be at least 1, not 0",
     "explain {run} a.jpg --out figure.pdf": "must end in .png",
     "embed {run} --out a.npy --batch-size 0": "--batch-size must be at least 1, not 0",
-    "report {run}x": "(did you mean 'run'?)",
-    "export {run}x --to timm": "(did you mean 'run'?)",
+    "report {run}x": "(did you mean '{run}'?)",
+    "export {run} --to tim": "there is no format 'tim' (did you mean 'timm'?)",
+    "knn {runs}": "{runs} is a folder of runs. Give one of them: run.",
+    "export {run}x --to timm": "(did you mean '{run}'?)",
     "explore {run} --gallery {typo}": "(did you mean '{images}'?)",
     "curate {run} --out {tmp}/l.txt --number 0": "--number must be at least 1, not 0",
 }
@@ -47,7 +55,13 @@ MISTAKES = {
 
 def test_mistakes_are_reported_without_torch(run, images, tmp_path):
     """One process for all of them: the first that imports torch is named."""
-    names = {"images": images, "run": run, "tmp": tmp_path, "typo": images.with_name(images.name[1:])}
+    names = {
+        "images": images,
+        "run": run,
+        "runs": run.parent,
+        "tmp": tmp_path,
+        "typo": images.with_name(images.name[1:]),
+    }
     commands = [[part.format(**names) for part in command.split()] for command in MISTAKES]
     code = (
         "import contextlib, io, json, sys\n"

@@ -127,7 +127,7 @@ def test_a_config_file_is_checked(tmp_path, text, message):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         resolve({}, config=tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="there is no settings file"):
         resolve({}, config=tmp_path / "missing.yaml")
 
 

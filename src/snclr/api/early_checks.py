@@ -10,10 +10,13 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snclr.errors import UserError
 from snclr.runtime.stop import STARTED_BY
+
+if TYPE_CHECKING:
+    from snclr.train.config import PretrainConfig
 
 
 def check_run_and_data(run: str | Path, *data: str | Path | None) -> None:
@@ -53,17 +56,18 @@ def check_positive(**values: float | None) -> None:
 def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> None:
     """Raise UserError for settings that a new run cannot have, data of which nothing is found, and a directory in use.
 
-    Of a run to resume, only its existence is checked: it has its own settings.
+    A run to resume has its own settings, of which only some may change.
     """
     if _is_one_of_several():
         return
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
     from snclr.train.config import require, resolve
+    from snclr.train.resume_config import config_for_resume
 
     if settings.get("resume"):
-        out = settings.get("out")
-        if out and not settings.get("data") and not RunDir(str(out)).config.is_file():
-            raise no_run_to_resume(str(out))
+        resumed = config_for_resume(dict(settings))
+        if not resumed.data and not RunDir(resumed.out).config.is_file():
+            raise no_run_to_resume(resumed.out)
         return
     resolved = resolve(settings, config)
     require(resolved, ("data", "out"))
@@ -71,6 +75,21 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> No
     run = RunDir(resolved.out)
     if not run.lock.is_held():  # else training names the process that holds it
         run.check_free(resume=False, overwrite=resolved.overwrite)
+    _check_local_images(resolved)
+
+
+def _check_local_images(config: PretrainConfig) -> None:
+    """Raise UserError if a folder or list has too few images for the batch size or K."""
+    from snclr.data.datasets.base import open_dataset
+    from snclr.data.sampler import steps_per_epoch
+    from snclr.data.shards.open import is_shard_folder
+    from snclr.train.config import fit_queue
+
+    path = Path(config.data).expanduser()
+    if path.is_file() or (path.is_dir() and not is_shard_folder(path)):
+        images = len(open_dataset(config.data, split="train"))
+        fit_queue(config, images)
+        steps_per_epoch(images, config.batch_size)
 
 
 def _is_one_of_several() -> bool:

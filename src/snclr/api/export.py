@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from snclr.api.early_checks import check_run_and_data
-from snclr.exporters.format import Exported
+from snclr.exporters.format import Exported, check_names
 
 
 def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = None) -> list[Exported]:
@@ -20,8 +20,9 @@ def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = No
         out: Folder to write to, with one sub-folder per format (default: RUN/export).
     """
     check_run_and_data(run)
-    from snclr.exporters.export import export_run
-
     names = [name.strip() for name in (to.split(",") if isinstance(to, str) else to)]
     unique = list(dict.fromkeys(name for name in names if name))
+    check_names(unique)
+    from snclr.exporters.export import export_run
+
     return export_run(Path(run), unique, None if out is None else Path(out))

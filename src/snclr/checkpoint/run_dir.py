@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snclr.errors import UserError, did_you_mean, first_names
+from snclr.errors import UserError, first_names
 from snclr.io.atomic import discard, is_partial, remove_partial
 from snclr.io.locking import FileLock
 
@@ -133,10 +133,20 @@ def no_run_to_resume(path: Path | str) -> UserError:
 
 
 def similar_run(path: Path | str) -> str:
-    """Return " (did you mean 'x'?)" for the run in the same folder whose name is closest to that of `path`, or ""."""
+    """Return " (did you mean 'x'?)" for the closest run in the same folder, or in its `runs`; or ""."""
+    import difflib
+
     path = Path(path)
-    entries = path.parent.iterdir() if path.parent.is_dir() else ()
-    return did_you_mean(path.name, [entry.name for entry in entries if RunDir(entry).looks_like_run()])
+    for folder in (path.parent, path.parent / "runs"):
+        if close := difflib.get_close_matches(path.name, _runs_in(folder), n=1):
+            return f" (did you mean {str(folder / close[0])!r}?)"
+    return ""
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else ()
+    return [entry.name for entry in entries if RunDir(entry).looks_like_run()]
 
 
 def open_run(path: Path | str) -> RunDir:
@@ -144,6 +154,8 @@ def open_run(path: Path | str) -> RunDir:
     run = RunDir(path)
     if not run.path.is_dir():
         raise UserError(f"there is no run directory {run.path}{similar_run(path)}. Give the --out of snclr pretrain.")
+    if not run.looks_like_run() and (names := _runs_in(run.path)):
+        raise UserError(f"{run.path} is a folder of runs. Give one of them: {first_names(names)}.")
     if not run.looks_like_run() and not (run.encoder_weights.is_file() and run.encoder_config.is_file()):
         raise UserError(
             f"{run.path} is not a run of snclr: it has neither a config with checkpoints or metrics, nor an encoder."

@@ -81,10 +81,11 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "memory", f"peak {size(plan.peak_mb)}: {counted} (measured)"
     yield "disk", f"{size(plan.checkpoint_mb)} per checkpoint, the last {plan.keep_checkpoints} are kept"
     if (queue := plan.queue) is not None:
+        life = f"{queue.epochs_of_life:.2g}"
         yield (
             "queue",
-            f"{count(queue.length, 'feature')}, {size(queue.mb)}; a feature stays for {queue.epochs_of_life:.2g}"
-            f" epochs, {queue.share_of_images:.0%} of the images are in the queue",
+            f"{count(queue.length, 'feature')}, {size(queue.mb)}; a feature stays for {life}"
+            f" {'epoch' if life == '1' else 'epochs'}, {queue.share_of_images:.0%} of the images are in the queue",
         )
         if queue.same_class is not None:
             yield "", f"about {queue.same_class:,.0f} of these images share a given image's class (by the labels)"
@@ -127,6 +128,10 @@ COMMANDS = {
         resume=lambda given: ["pretrain", "--resume", "--out", given["out"]],
     ),
     "plan": Command(
-        function=plan, show=show_plan, examples=_PLAN_EXAMPLES, without=("out", "resume", "overwrite", "init_from")
+        function=plan,
+        show=show_plan,
+        examples=_PLAN_EXAMPLES,
+        without=("resume",),
+        hidden=("out", "overwrite", "init_from"),  # accepted, as the command of the run has them
     ),
 }

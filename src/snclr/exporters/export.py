@@ -16,8 +16,8 @@ from torch import nn
 
 from snclr.checkpoint.encoder_file import CONFIG_NAME, load_encoder
 from snclr.checkpoint.run_dir import RunDir
-from snclr.errors import UserError, did_you_mean, first_line
-from snclr.exporters.format import Exported, ExportError, Format
+from snclr.errors import UserError, first_line
+from snclr.exporters.format import Exported, ExportError, Format, check_names
 from snclr.exporters.to_folder import Safetensors, Timm
 from snclr.exporters.to_onnx import ONNX
 from snclr.exporters.to_resnets import Detectron2, MMDet, Torchvision
@@ -40,10 +40,7 @@ BATCH_SIZES = (1, 3)
 
 def export_run(run: Path, names: list[str], out: Path | None) -> list[Exported]:
     """Write the encoder of `run` in each format; raise ExportError if some could not be written."""
-    for name in names or [""]:
-        if name not in FORMATS:
-            hint = did_you_mean(name, FORMATS)
-            raise UserError(f"there is no format {name!r}{hint}; choose one or more of {', '.join(FORMATS)}")
+    check_names(names)
     encoder, spec = load_encoder(run)
     extra = json.loads((run / CONFIG_NAME).read_bytes())["snclr"].get("extra")
     folder = RunDir(run).export if out is None else out

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snclr.errors import UserError
+from snclr.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from snclr.models.encoders import EncoderSpec
+
+
+NAMES = ("torchvision", "timm", "detectron2", "mmdet", "onnx", "safetensors")
+"""The formats of `snclr.exporters.export.FORMATS`."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise UserError for a format that does not exist."""
+    for name in names or [""]:
+        if name not in NAMES:
+            raise UserError(
+                f"there is no format {name!r}{did_you_mean(name, NAMES)}; choose one or more of {', '.join(NAMES)}"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from snclr.errors import UserError, did_you_mean, known_spelling
+from snclr.errors import UserError, did_you_mean, known_spelling, similar_path
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.methods.paper_settings import Setup, paper_settings
 from snclr.recipes import RECIPES, get_recipe
@@ -340,6 +340,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the settings in a config.yaml; the file of a run of an earlier version gets `EARLIER_VALUES`."""
     import yaml
 
+    if not path.exists():
+        raise UserError(f"there is no settings file {path}{similar_path(path)}. Give the config.yaml of a run.")
     try:
         saved = yaml.safe_load(path.read_text())
     # The safe loader also raises the errors of its constructors, e.g. for a date or for deep nesting.
