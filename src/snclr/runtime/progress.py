@@ -42,7 +42,7 @@ class Progress:
     left is unknown until then. In a log file, a job of less than two seconds prints no lines.
 
     >>> with Progress("embedding", total=200, stream=sys.stdout) as progress:
-    ...     progress.say("reading photos/")
+    ...     progress.print("reading photos/")
     reading photos/
     """
 
@@ -103,7 +103,7 @@ class Progress:
             self._last_shown = now
             self._attempt(self._refresh)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a separate line, above the bar if there is one."""
         self._attempt(lambda: self._print(text))
 
@@ -271,7 +271,7 @@ class StatusLine:
             self._show()
 
     def pause(self, progress: Progress, bar: bool) -> None:
-        """Leave the screen to a bar, or return after it."""
+        """Hide the line while the bar of `progress` is shown (`bar`), or show it again."""
         with self._lock:
             self.clear()
             if bar or self._progress is progress:
@@ -326,7 +326,7 @@ _status: StatusLine | None = None
 
 
 def set_status(text: str) -> None:
-    """Say what the command does next, if it has a status line."""
+    """Show what the command does next in its status line, if it has one."""
     if _status is not None:
         _status.set(text)
 

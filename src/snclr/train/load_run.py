@@ -1,4 +1,4 @@
-"""Load the trained method of a saved run."""
+"""Load the trained method of a run from its directory."""
 
 from __future__ import annotations
 
