@@ -36,7 +36,7 @@ from snclr.data.shards.manifest import INDEX, MANIFEST, Manifest, ShardEntry, wr
 from snclr.errors import UserError
 from snclr.models.encoders import EncoderSpec, resolve_encoder
 from snclr.train.metrics import read_metrics
-from snclr.train.resume_config import config_for_resume
+from snclr.train.load_run import config_for_resume
 from tests.reliability.harness import SETTINGS, Sandbox
 from tests.reliability.payloads import _resign
 

@@ -62,9 +62,11 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> No
         return
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
     from snclr.train.config import require, resolve
-    from snclr.train.resume_config import config_for_resume
+    from snclr.train.load_run import config_for_resume
 
     if settings.get("resume"):
+        if config is not None:
+            return  # refused by training
         resumed = config_for_resume(dict(settings))
         if not resumed.data and not RunDir(resumed.out).config.is_file():
             raise no_run_to_resume(resumed.out)

@@ -1,25 +1,59 @@
-"""Load the trained method of a run from its directory."""
+"""Load a run from its directory: the config for a resume, without torch, or the trained method."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from snclr.checkpoint import state
-from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
-from snclr.errors import UserError, snclr_command
-from snclr.train.build import build_method, encoder_spec
-from snclr.train.config import PretrainConfig, read_config, resolve
+from snclr.errors import UserError, known_spelling, snclr_command
+from snclr.methods.config import METHODS
+from snclr.runtime.settings import current_name
+from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger("snclr")
 
 
+def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
+    """Return the saved config of the run in `out`, with those of `settings` that may change."""
+    if not settings.get("out"):
+        raise UserError("out is missing. Give the run directory to resume.")
+    path = RunDir(str(settings["out"])).config
+    if not path.is_file():
+        return resolve(settings)  # killed before its settings were written, so nothing is lost
+    saved = {**read_config(path), "resume": False, "overwrite": False}
+    given = {current_name(name): value for name, value in settings.items() if value is not None}
+    if given.get("momentum") == "auto":  # the run has the number that was computed at its start
+        del given["momentum"]
+    # The method determines the other settings.
+    _refuse_change("method", known_spelling(str(given.get("method", saved.get("method"))), METHODS), saved, given)
+    resumed = resolve({**saved, **given})
+    for name, value in resumed.to_dict().items():
+        if name in given and name not in MAY_CHANGE_ON_RESUME:
+            _refuse_change(name, value, saved, given)
+    return resumed
+
+
+def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str, Any]) -> None:
+    if value != saved.get(name):
+        raise UserError(
+            f"the run in {given['out']} has {name}={saved.get(name)!r}, not {name}={value!r}: a run is resumed with its"
+            " own settings. Omit it, or start a new run with another --out and --init-from."
+        )
+
+
 def load_trained_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig]:
     """Load method (encoders, heads, queue; in eval mode) and config of a run from its last checkpoint."""
+    import torch
+
+    from snclr.checkpoint import state
+    from snclr.checkpoint.format import latest_checkpoint
+    from snclr.train.build import build_method, encoder_spec
+
     run = RunDir(run_path)
     if not run.config.is_file():
         raise UserError(f"{run.path} is not a run of snclr: it has no config.yaml. Give the --out of snclr pretrain.")
