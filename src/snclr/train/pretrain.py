@@ -25,9 +25,9 @@ from snclr.runtime.device import limit_threads
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_task
 from snclr.train.config import PretrainConfig, require, resolve
+from snclr.train.load_run import config_for_resume
 from snclr.train.metrics import MetricsLog
 from snclr.train.pretrain_task import PretrainTask
-from snclr.train.load_run import config_for_resume
 from snclr.train.sessions import record_session
 from snclr.train.trainer import Trainer, load_latest_checkpoint
 
