@@ -29,9 +29,17 @@ def suggested(text):
 
 def test_the_commands_after_a_run_can_be_pasted(spaced, capsys):
     show_pretrain(PretrainResult(spaced, 6, 6, 0))
-    neighbors, knn = suggested(capsys.readouterr().out.partition("Next:")[2])
+    neighbors, knn, report = suggested(capsys.readouterr().out.partition("Next:")[2])
     assert neighbors == ["snclr", "neighbors", str(spaced)]
     assert knn == ["snclr", "knn", str(spaced), "--data", "LABELED"]
+    assert report == ["snclr", "report", str(spaced)]
+
+
+def test_a_run_on_labeled_images_needs_no_data_for_knn(run, capsys):
+    trained = snclr.pretrain(out=str(run), resume=True, quiet=True)
+    assert trained.labeled
+    show_pretrain(trained)
+    assert suggested(capsys.readouterr().out.partition("Next:")[2])[1] == ["snclr", "knn", str(run)]
 
 
 @pytest.mark.parametrize(

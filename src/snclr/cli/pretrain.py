@@ -46,7 +46,11 @@ def show_pretrain(result: PretrainResult) -> None:
         print(f"unreadable images: {result.skipped:,}, replaced by others, listed in {result.out}/skipped.jsonl")
     print(f"\nLoad it without snclr:\n\n{loading_snippet(load_encoder(result.out)[1], result.out)}\n")
     print(f"Next: {snclr_command('neighbors', result.out)}")
-    print(f"      {snclr_command('knn', result.out, '--data', 'LABELED')}   # with labeled images")
+    if result.labeled:
+        print(f"      {snclr_command('knn', result.out)}   # with the labels of the training images")
+    else:
+        print(f"      {snclr_command('knn', result.out, '--data', 'LABELED')}   # with labeled images")
+    print(f"      {snclr_command('report', result.out)}")
 
 
 def show_plan(plan: RunPlan) -> None:

@@ -43,6 +43,8 @@ class PretrainResult:
     total_steps: int
     skipped: int
     """Images that could not be read."""
+    labeled: bool = False
+    """Whether the images have labels, which evaluations use."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -118,7 +120,8 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
                 names = ("method", "recipe", "data", "epochs", "batch_size", "seed")
                 origin = {**{name: getattr(config, name) for name in names}, "steps": task.total_steps}
                 save_encoder(task.module.exported_encoder, task.spec, run.path, extra=origin)
-    return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped))
+    labeled = task.dataset.labels is not None
+    return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped), labeled)
 
 
 def _open_run(task: PretrainTask) -> RunDir:
