@@ -100,7 +100,8 @@ def show_neighbors(result: NeighborsResult) -> None:
             weight = "" if result.weights is None else f"w {neighbor.w:.3f}  "
             print(f"  {weight}cosine {neighbor.cosine:7.4f}  {name}")
     print(f"wrote {result.figure} and {result.table}")
-    if shares := [share for share in result.neighbor_purity if share is not None]:
+    shares = [share for share in result.neighbor_purity if share is not None]
+    if shares and result.queries > 1:
         by_position = ", ".join(f"{share:.1%}" for share in shares)
         print(f"neighbor purity of the 1st, 2nd, … neighbor, over {count(result.queries, 'image')}: {by_position}")
         print(f"  {result.purity_description}")

@@ -14,7 +14,7 @@ from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.gallery import (
     Gallery,
@@ -70,10 +70,10 @@ def find_neighbors(
     table = [(each.dataset, row) for each in queries for row in rank_as_trained(each, gallery, k, space)]
     purity = neighbor_purity([row for _, row in table])
     chance = purity_chance([row for _, row in table], gallery)
-    count = f"{len(table):,}" + (f" of the {total:,}" if total > len(table) else "")
+    shown = f"{len(table):,} of the {total:,} query images" if total > len(table) else count(len(table), "query image")
     protocol = (
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
-        f"own neighbor; center crops; {count} query images{source}"
+        f"own neighbor; center crops; {shown}{source}"
     )
     weights = describe_weights(space)
     drawn = table if images else table[:rows]
