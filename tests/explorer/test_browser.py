@@ -365,7 +365,7 @@ def test_a_static_folder_opens_without_a_server(page, explored, tmp_path, monkey
 def test_bad_arguments_are_explained(explored, tmp_path):
     for arguments, message in (
         ({"run": tmp_path / "none"}, "there is no run directory"),
-        ({"run": explored / "one", "port": 70_000}, "choose another --port"),
+        ({"run": explored / "one", "port": 70_000}, "--port must be from 0 to 65535"),
         ({"run": explored / "one", "static": explored / "images"}, "choose a new or empty folder"),
     ):
         with pytest.raises(snclr.UserError, match=message):
