@@ -99,6 +99,8 @@ def test_nothing_is_suggested_for_a_path_that_is_like_no_other(tmp_path):
     assert similar_path(tmp_path / "zzz") == similar_path(tmp_path / "my-photos") == ""
 
 
-@pytest.mark.parametrize("spec", ["demo", "CIFAR10", "hf:owner/name", "shards/{000..003}.tar", "s3://bucket/a.tar"])
+@pytest.mark.parametrize(
+    "spec", ["demo", "demo#fit", "CIFAR10", "hf:owner/name", "shards/{000..003}.tar", "s3://bucket/a.tar"]
+)
 def test_names_and_addresses_are_not_looked_up(spec):
     check_spec(spec)

@@ -26,12 +26,18 @@ CASES = {
         "method": "snclr", "search_view": "plain", "search_space": "encoder", "unique_neighbors": True,
     },
     "symmetric": {"method": "mocov2", "symmetric": True},
+    "drawn negatives": {"method": "pirl", "bank_negatives": 9},
     "assignment queue": {
         "method": "swav", "batch_size": 8, "assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2,
     },
     "local crops": {"method": "dino", "local_crops": 2, "norm_last_layer": False},
     "other negatives": {"method": "snclr", "sides": "other-negatives", "negatives": "both-views"},
-    **{name: {"method": name} for name in METHODS},
+    **{name: {"method": name} for name, config in METHODS.items() if not config.masks_patches},
+    **{
+        name: {"method": name, "encoder": "vit_tiny", "stem": "auto", "decoder_layers": 1}
+        for name, config in METHODS.items()
+        if config.masks_patches
+    },
     "learned attention": {"method": "snclr", "attention": "linear", "attention_gradient": True},
     "learned attention, unused": {
         "method": "snclr", "attention": "linear", "attention_gradient": True, "sides": "negatives",
@@ -42,7 +48,7 @@ CASES = {
 def run_steps(name: str) -> dict:
     """Run three steps of gradient descent in double precision, with the same global batches for any world size."""
     config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
-    method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3).double())
+    method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3, images=17).double())
     rank, size = rank_and_size()
     averager = GradientAverager(method) if is_distributed() else None
     own_rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)

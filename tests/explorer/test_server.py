@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -376,6 +377,19 @@ def test_compare_sorts_images_by_the_overlap_of_their_neighbors(client):
     assert same["overlap"] == 1.0
 
 
+def test_a_stop_signal_ends_the_writing_of_a_static_folder(trained, tmp_path):
+    from snclr.explorer.static import write_static
+    from snclr.runtime.stop import StopRequested
+
+    with open_session(trained, device="cpu", quiet=True) as session:
+        explorer = Explorer(session)
+        session.stop.request(signal.SIGTERM)
+        with pytest.raises(StopRequested):
+            write_static(explorer, tmp_path / "out", images=10, quiet=True)
+        session.stop.requested = None
+        explorer.close()
+
+
 def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monkeypatch):
     monkeypatch.setattr("snclr.explorer.screens.compare.SAMPLE", 20)
     counts = {other: ask(client, f"api/compare?one=a&other={other}").json()["count"] for other in ("b", "pixels")}
@@ -405,6 +419,18 @@ def test_views_are_those_of_training(client, trained, images):
     changed = ask(client, "api/views?set=images&id=3&0.hue=0.5&1.hue=0.5").json()
     assert not changed["exact"]
     assert ask(client, "api/views?set=images&id=3&0.hue=0.9").status_code == 400
+
+
+def test_a_method_with_one_view_shows_it_twice(trained):
+    from snclr.explorer.run_data import OpenedRun
+    from snclr.train.config import resolve
+
+    with open_session(trained, device="cpu", quiet=True) as session:
+        run = OpenedRun("a", trained, session)
+    run.config = resolve({"recipe": "demo", "method": "mae", "encoder": "vit_tiny"})
+    first, second = run.view_settings()
+    assert first == second
+    assert (first.crop_min, first.jitter) == (0.2, 0.0)
 
 
 def test_an_exported_list_has_reasons_and_names_no_image_outside(client, images, tmp_path):

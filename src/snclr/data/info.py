@@ -8,6 +8,10 @@ from pathlib import Path
 
 from snclr.errors import UserError
 
+VALIDATION_SHARE = 0.1
+"""Share of each training class in the validation part of a dataset."""
+FIT, VALIDATION = "#fit", "#validation"
+"""Endings of `--data` that name a part of the training split."""
 _SPLIT_NAMES = ("train", "training", "val", "validation", "test")
 
 
@@ -77,6 +81,18 @@ def check_images(
             if time.monotonic() - start > seconds:
                 break
     return ReadCheck(checked, unreadable)
+
+
+def split_part(data: str) -> tuple[str, str]:
+    """Split the name of a part into dataset and part; the part is empty for a whole dataset or an existing path.
+
+    >>> split_part("demo#fit"), split_part("demo")
+    (('demo', '#fit'), ('demo', ''))
+    """
+    for part in (FIT, VALIDATION):
+        if data.endswith(part) and not Path(data).expanduser().exists():
+            return data.removesuffix(part), part
+    return data, ""
 
 
 def dataset_name(data: str) -> str:
