@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +82,11 @@ class Method(nn.Module):
         """Network from images (n, 3, S, S) to the features (n, D) that are compared: encoder and projector."""
         return nn.Sequential(self.encoder, self.projector)
 
+    @property
+    def loss_parts(self) -> int:
+        """Number of losses that `losses` yields."""
+        return 1
+
     def project(self, views: Sequence[Tensor]) -> list[Tensor]:
         """Return the projection y (N, D) of each view."""
         return [self.projector(self.encoder(view)) for view in views]
@@ -97,6 +102,18 @@ class Method(nn.Module):
         More views follow if the settings ask for them: a plain view, or local crops of another size.
         """
         raise NotImplementedError
+
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the `loss_parts` losses whose sum is the loss of the step, and return the output of the step.
+
+        No two of them share a graph, and each is built when it is asked for. So if the backward pass of one runs before
+        the next is asked for, only the activations of one are in memory.
+        """
+        output = self(views, ids, epoch=epoch, labels=labels)
+        yield output.loss
+        return output._replace(loss=output.loss.detach())
 
     def after_step(self, step: int, total_steps: int) -> None:
         """Push the features of the step into the queue: last, so a batch never finds itself in the queue."""
@@ -139,3 +156,37 @@ class MomentumMethod(Method):
             if name.startswith("momentum_"):
                 ema_update(self.get_submodule(name.removeprefix("momentum_")), target, m)
         super().after_step(step, total_steps)
+
+
+class TwoWayMethod(MomentumMethod):
+    """A momentum method with two losses, view 1 → 2 and view 2 → 1, that share no graph.
+
+    A subclass writes `losses`; the target projections of both views come first.
+    """
+
+    @property
+    def loss_parts(self) -> int:
+        """One loss per direction."""
+        return 2
+
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the loss of each direction and return the output of the step."""
+        raise NotImplementedError
+
+    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+        """Return the sum of the losses, with the graphs of both in memory."""
+        losses = self.losses(views, ids, epoch=epoch, labels=labels)
+        total = torch.stack([next(losses) for _ in range(self.loss_parts)]).sum()
+        return output_after(losses)._replace(loss=total)
+
+
+def output_after(losses: Generator[Tensor, None, StepOutput]) -> StepOutput:
+    """Return the output of `Method.losses` after its last loss."""
+    try:
+        next(losses)
+    except StopIteration as end:
+        output: StepOutput = end.value
+        return output
+    raise AssertionError("more losses than loss_parts")
