@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from snclr.methods.base import output_after
+from tests.helpers.saved_bytes import SavedBytes
 from tests.methods.test_methods import batch, small
 
 TWO_WAYS = {
@@ -53,33 +53,6 @@ def test_gradients_and_statistics_are_those_of_the_sum(name):
         assert torch.equal(gradients[key], gradient), key  # a sum of two does not depend on their order
     for key, value in expected_state.items():
         assert torch.equal(state[key], value), key
-
-
-class SavedBytes(saved_tensors_hooks):
-    """Count the bytes of the tensors that graphs hold for their backward passes: now, and at most."""
-
-    def __init__(self):
-        self.held, self.peak = {}, 0
-        super().__init__(self.pack, self.unpack)
-
-    def pack(self, tensor):
-        kept = Kept(tensor, self)
-        self.peak = max(self.peak, sum(self.held.values()))
-        return kept
-
-    def unpack(self, kept):
-        return kept.tensor
-
-
-class Kept:
-    """A saved tensor; the graph drops it after its use."""
-
-    def __init__(self, tensor, counter):
-        self.tensor, self.counter, self.key = tensor, counter, id(self)
-        counter.held[self.key] = tensor.nbytes
-
-    def __del__(self):
-        del self.counter.held[self.key]
 
 
 @pytest.mark.parametrize("name", ["snclr", "mocov3", "byol"])

@@ -279,6 +279,8 @@ OPTIONS = [
     ("snclr", {"search_view": "plain", "search_space": "encoder", "unique_neighbors": True, "gamma": "pull"}),
     ("snclr", {"negatives": "both-views", "sides": "other-negatives", "momentum": 0.0, "predictor_layers": 0}),
     ("mocov2", {"symmetric": True}),
+    ("byol", {"encoder": "test_vit", "stem": "auto", "micro_batch": 3, "drop_path": 0.3}),
+    ("byol", {"activation_checkpointing": True}),
     ("swav", {"assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2, "local_size": 8}),
     ("dino", {
         "encoder": "vit_tiny", "local_crops": 3, "local_size": 8, "drop_path": 0.3, "norm_last_layer": False,

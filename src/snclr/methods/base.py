@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from snclr.methods.common.chunks import in_chunks
 from snclr.methods.common.ema import ema_update, momentum_at, momentum_copy
 from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue
@@ -36,6 +37,8 @@ class Method(nn.Module):
 
     config: Any  # the config dataclass of the method
     queue: NeighborQueue | None
+    micro_batch: int = 0
+    """Images that pass through an encoder at once; 0: all of a view. For encoders without batch norm."""
 
     def __init__(self, encoder: nn.Module, num_features: int, config: MethodConfig) -> None:
         super().__init__()
@@ -87,9 +90,13 @@ class Method(nn.Module):
         """Number of losses that `losses` yields."""
         return 1
 
+    def encode(self, view: Tensor) -> Tensor:
+        """Return the features (N, num_features) of a view, in chunks of `micro_batch` images."""
+        return in_chunks(self.encoder, view, self.micro_batch)
+
     def project(self, views: Sequence[Tensor]) -> list[Tensor]:
         """Return the projection y (N, D) of each view."""
-        return [self.projector(self.encoder(view)) for view in views]
+        return [self.projector(self.encode(view)) for view in views]
 
     def predict(self, projections: Sequence[Tensor]) -> list[Tensor]:
         """Return the prediction z (N, D) for each projection."""
@@ -144,10 +151,14 @@ class MomentumMethod(Method):
         """Network from images to target projections."""
         return nn.Sequential(self.momentum_encoder, self.momentum_projector)
 
+    def encode_target(self, view: Tensor) -> Tensor:
+        """Return the features (N, num_features) of a view by the target network, in chunks of `micro_batch` images."""
+        return in_chunks(self.momentum_encoder, view, self.micro_batch)
+
     @torch.no_grad()
     def target_projections(self, views: Sequence[Tensor]) -> list[Tensor]:
         """Return the target projection of each view. Call it before the online pass to save memory."""
-        return [self.momentum_projector(self.momentum_encoder(view)) for view in views]
+        return [self.momentum_projector(self.encode_target(view)) for view in views]
 
     def after_step(self, step: int, total_steps: int) -> None:
         """Update the target network, then the queue."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snclr.checkpoint.external_weights import read_weights
 from snclr.data.datasets.base import open_dataset
@@ -21,6 +22,7 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
+from snclr.models.checkpointing import checkpoint_activations
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
 from snclr.models.vit import accept_size, set_drop_path
 from snclr.runtime.memory import cache_limit
@@ -60,6 +62,7 @@ def build_task(
         method: Any = build_method(config, spec, classes)
         if init_from is not None:
             initialize_encoders(method.encoders, spec, init_from, quiet=quiet)
+        save_memory(method, config)
     method = synchronize_batch_norm(method.to(fabric.device)).train()
     for encoder in method.encoders:
         encoder.to(memory_format=torch.channels_last)
@@ -117,6 +120,18 @@ def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None 
     if getattr(config.method_config, "local_crops", 0):
         accept_size(method.encoder, view_sizes(config)[-1], config.encoder)
     return method
+
+
+def save_memory(method: Method, config: PretrainConfig) -> None:
+    """Apply the settings that trade time for memory; raise UserError if the encoder does not support them."""
+    if config.activation_checkpointing:
+        checkpoint_activations(method.encoder, config.encoder)
+    if config.micro_batch and any(isinstance(layer, _BatchNorm) for layer in method.encoder.modules()):
+        raise UserError(
+            f"--micro-batch needs an encoder without batch norm, such as vit_small; {config.encoder} normalizes over"
+            " the whole batch. Use --activation-checkpointing instead."
+        )
+    method.micro_batch = config.micro_batch
 
 
 def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ...]:

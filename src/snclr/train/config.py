@@ -127,6 +127,12 @@ class HardwareConfig:
     """Number of nodes."""
     precision: Literal["32", "bf16", "16", "64"] = "32"
     """Floating-point precision of the encoders; bf16 and 16 need a GPU."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each block of the encoder, and compute its activations again in the backward pass: less
+    memory, the same gradients, about a third more time."""
+    micro_batch: NonNegativeInt = 0
+    """Images per rank that pass through the encoder at once, with the gradient of the whole batch (0: all). Each is
+    encoded twice, as with --activation-checkpointing. For encoders without batch norm, such as ViTs."""
     compile: bool = False
     """Compile the encoders with torch.compile."""
     workers: NonNegativeInt = 2

@@ -45,7 +45,7 @@ class SNCLR(TwoWayMethod):
     @torch.no_grad()
     def _target_features(self, views: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the target projections (N, D) of each view, and the features by which it is searched."""
-        encoded = [self.momentum_encoder(view) for view in views]
+        encoded = [self.encode_target(view) for view in views]
         projected = [self.momentum_projector(features) for features in encoded]
         return projected, encoded if self.config.search_space == "encoder" else projected
 
