@@ -8,7 +8,7 @@ import torch
 from snclr.recipes import imagenet
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import resolve, settings_for_method
-from snclr.train.memory import LiveBytes, count_memory
+from snclr.train.planning.memory import LiveBytes, count_memory
 from tests.methods.test_methods import SMALL
 
 RECIPES = {"ResNet-50": "resnet50-imagenet", "ViT-S": "vit-small-imagenet", "ViT-B": "vit-base-imagenet"}

@@ -122,8 +122,8 @@ def plan(
     from snclr.data.sampler import steps_per_epoch
     from snclr.distributed.launch import check_batch_size
     from snclr.train.config import fit_queue, resolve
-    from snclr.train.cost import measure_cost
-    from snclr.train.memory import count_memory
+    from snclr.train.planning.cost import measure_cost
+    from snclr.train.planning.memory import count_memory
 
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
@@ -153,7 +153,7 @@ def plan(
 
 
 def _probe(settings: dict[str, Any], minutes: float) -> NeighborProbe:
-    from snclr.train.cost import probe_neighbors
+    from snclr.train.planning.cost import probe_neighbors
 
     found = probe_neighbors(settings, minutes=minutes)
     agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "neighbor_purity", "pulled_share"))
