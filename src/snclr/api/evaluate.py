@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.options import RankOptions, SessionOptions, with_options
+from snclr.api.options import EncodingOptions, RankOptions, with_options
 from snclr.evaluation.results import FewShotResult, FinetuneResult, KnnResult, LinearResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def knn(
     run: str | Path,
     *,
@@ -22,7 +22,7 @@ def knn(
     temperature: float = 0.07,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> KnnResult:
     """Evaluate a run with a weighted k-nearest-neighbor classifier on its frozen features.
 
@@ -37,7 +37,7 @@ def knn(
         temperature: Temperature of the vote weights, exp(cosine / temperature).
         seed: Seed of the train/test split.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
     from snclr.evaluation.knn import evaluate_knn
     from snclr.evaluation.session import open_session
@@ -46,7 +46,7 @@ def knn(
         return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed, baselines=baselines)
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def fewshot(
     run: str | Path,
     *,
@@ -56,7 +56,7 @@ def fewshot(
     draws: int = 20,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> FewShotResult:
     """Evaluate a run by the nearest labeled image, with a few labels per class.
 
@@ -71,7 +71,7 @@ def fewshot(
         draws: Number of random draws of the labeled images.
         seed: Seed of the train/test split and of the draws.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
     from snclr.evaluation.few_labels.few_shot import evaluate_few_shot
     from snclr.evaluation.session import open_session
@@ -83,7 +83,7 @@ def fewshot(
         )  # fmt: skip
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def linear(
     run: str | Path,
     *,
@@ -95,7 +95,7 @@ def linear(
     lr: float | None = None,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> LinearResult:
     """Evaluate a run with a linear classifier on its frozen encoder.
 
@@ -113,7 +113,7 @@ def linear(
         lr: Learning rate (default: the best of a grid with cached; 0.1, or 3 for ViTs, × batch/256 with paper).
         seed: Seed of the train/test split and of training.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
     from snclr.evaluation.linear import evaluate_linear
     from snclr.evaluation.session import open_session

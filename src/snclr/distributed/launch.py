@@ -39,7 +39,7 @@ def launch(
     global `batch_size` must be divisible by the world size.
     """
     Fabric, RankStrategy = _import_fabric()
-    device = pick_device(accelerator)
+    device, precision = pick_device(accelerator), precision.removesuffix("-mixed")
     accelerator, _, index = device.partition(":")
     if accelerator == "cpu" and precision in ("16", "bf16"):
         raise UserError(

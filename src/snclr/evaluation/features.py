@@ -50,13 +50,14 @@ class Features:
 def extract_features(
     encoder: nn.Module, dataset: ImageDataset, *, image_size: int, batch_size: int = 128, workers: int = 0,
     device: torch.device | str = "cpu", labels: Labels | None = None, description: str = "features",
-    store: FeatureStore | None = None, stop: StopFlag | None = None, quiet: bool = False,
+    store: FeatureStore | None = None, stop: StopFlag | None = None, quiet: bool = False, precision: str = "32",
 ) -> Features:  # fmt: skip
     """Extract the features of every image's center crop with the encoder in evaluation mode on `device`.
 
     Unreadable images are skipped and listed. `labels` (one per image) replaces those of the dataset: see
     `match_labels`. The ranks share the images, and each receives all features. A `store` supplies cached blocks and
-    receives new ones; `stop` ends the extraction with StopRequested.
+    receives new ones; `stop` ends the extraction with StopRequested. `precision` is that of the encoder, "32" or
+    "bf16".
     """
     if batch_size < 1 or workers < 0:
         raise UserError(f"batch_size is {batch_size} and workers {workers}; give at least 1 and 0")
@@ -76,8 +77,9 @@ def extract_features(
         ids = np.concatenate([np.empty(0, np.int64), *(blocks[number] for number in missing)])
         plan = Plan(ids, batch=BLOCK, chunk=chunk, part=rank_and_size())
         batches = encode_batches(
-            encoder, dataset, plan, image_size=image_size, workers=workers, device=device, progress=progress, stop=stop
-        )
+            encoder, dataset, plan, image_size=image_size, workers=workers, device=device, progress=progress, stop=stop,
+            precision=precision,
+        )  # fmt: skip
         with frozen(encoder):
             for number, batch in zip(missing, batches, strict=True):
                 encoded[number] = block = batch._replace(features=batch.features.cpu())
@@ -125,6 +127,7 @@ def feature_width(encoder: nn.Module, image_size: int, device: torch.device | st
 def encode_batches(
     encoder: nn.Module, dataset: ImageDataset, plan: Plan, *, image_size: int, workers: int,
     device: torch.device | str, progress: Progress, start: int = 0, stop: StopFlag | None = None,
+    precision: str = "32",
 ) -> Iterator[Block]:  # fmt: skip
     """Encode the batches of a plan from `start`; each rank encodes its chunks and yields the whole batch on `device`.
 
@@ -147,7 +150,7 @@ def encode_batches(
                 skipped += chunk.skipped
                 if len(chunk.ids):
                     ids.append(torch.as_tensor(chunk.ids))  # a worker sends a tensor
-                    features.append(_forward(encoder, chunk.images, device))
+                    features.append(_forward(encoder, chunk.images, device, precision))
                 # An estimate for all ranks, corrected when the batch is complete.
                 count = (len(chunk.ids) + len(chunk.skipped)) * plan.part[1]
                 counted += count
@@ -190,10 +193,11 @@ def frozen(encoder: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _forward(encoder: nn.Module, pixels: Tensor, device: torch.device) -> Tensor:
+def _forward(encoder: nn.Module, pixels: Tensor, device: torch.device, precision: str = "32") -> Tensor:
     images = normalize(pixels, device).contiguous(memory_format=torch.channels_last)
     # Not around the loop: a generator would leave inference mode on for its caller.
-    with torch.inference_mode():
+    half = torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    with torch.inference_mode(), half:
         features: Tensor = encoder(images)
         if features.ndim != 2:
             raise UserError(

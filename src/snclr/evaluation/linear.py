@@ -100,7 +100,8 @@ def evaluate_linear(
         else:
             score = linear_probe(
                 target.encoder, target.train, target.test, image_size=size, base_lr=lr, workers=session.workers,
-                store=session.store(target.encoder, target.test, size), state=state, **settings, **options,
+                store=session.store(target.encoder, target.test, size), state=state, precision=session.precision,
+                **settings, **options,
             )  # fmt: skip
             skipped = score.skipped
         wanted, warnings = wants_baselines(target, baselines)
@@ -119,7 +120,7 @@ def linear_probe(
     encoder: nn.Module, train: ImageDataset, test: ImageDataset, *, image_size: int, base_lr: float | None = None,
     epochs: int = 90, batch_size: int = 4096, chunk: int = 128, seed: int = 0, workers: int = 0,
     device: torch.device | str = "cpu", data: str | None = None, state: EvalState | None = None,
-    stop: StopFlag | None = None, store: FeatureStore | None = None, quiet: bool = False,
+    stop: StopFlag | None = None, store: FeatureStore | None = None, quiet: bool = False, precision: str = "32",
 ) -> LinearScore:  # fmt: skip
     """Run the paper's linear evaluation: one linear layer on the frozen encoder, trained on random crops and flips.
 
@@ -142,15 +143,16 @@ def linear_probe(
     plan = Plan(ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed, part=rank_and_size())
     head = LinearHeads(feature_width(encoder, image_size, device), len(classes), [lr], device=device)
     task = AugmentedTask(
-        head, plan, y, encoder, train, image_size=image_size, workers=workers, device=device, stop=stop
-    )
+        head, plan, y, encoder, train, image_size=image_size, workers=workers, device=device, stop=stop,
+        precision=precision,
+    )  # fmt: skip
     with frozen(encoder):
         fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=quiet)
     if not task.seen:
         raise UserError(f"none of the labeled images of {train.name} could be read")
     tested = extract_features(
         encoder, test, image_size=image_size, batch_size=chunk, workers=workers, device=device, labels=test_labels,
-        description="linear probe, test", store=store, stop=stop, quiet=quiet,
+        description="linear probe, test", store=store, stop=stop, quiet=quiet, precision=precision,
     )  # fmt: skip
     queries = labeled(tested.features, tested.labels, "test")
     ranks, predictions = _classify(head, queries, classes)

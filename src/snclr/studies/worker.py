@@ -35,8 +35,8 @@ from snclr.runtime.stop import StopRequested
 from snclr.studies.records import SCHEMA, downsample_metrics, write_record
 from snclr.studies.runs import VALIDATION_SHARE
 from snclr.train.config import resolve
-from snclr.train.planning.cost import WARMUP_STEPS, measure_cost, peak_memory
 from snclr.train.metrics import read_metrics
+from snclr.train.planning.cost import WARMUP_STEPS, measure_cost, peak_memory
 from snclr.train.pretrain import pretrain
 
 

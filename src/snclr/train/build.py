@@ -72,6 +72,7 @@ def build_task(
     optimizer = build_optimizer(
         config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
         weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr,
+        fused=fabric.device.type == "cuda" and config.precision != "16",  # else the loss scale cannot be divided out
     )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
