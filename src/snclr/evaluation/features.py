@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from snclr.data.copy_ahead import copy_ahead
 from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.loader import Skip
 from snclr.data.remote.retry import until_stopped
@@ -136,9 +137,11 @@ def encode_batches(
     """
     device = torch.device(device)
     encoder.to(device)
-    chunks = read_chunks(dataset, plan, image_size=image_size, workers=workers, start=start)
+    pin = device.type == "cuda"
+    chunks = read_chunks(dataset, plan, image_size=image_size, workers=workers, start=start, pin=pin)
     if stop is not None and dataset.remote:
         chunks = until_stopped(chunks)
+    chunks = copy_ahead(chunks, device, lambda chunk: [chunk.images], lambda chunk, new: chunk._replace(images=new[0]))
     for _ in range(start, plan.steps):
         ids, features = [torch.empty(0, dtype=torch.int64)], []
         skipped: list[Skip] = []

@@ -1,7 +1,7 @@
 """Exact top-k and log-sum-exp without a full similarity matrix in memory, pairs of equal ids, and counts.
 
-`topk` works on blocks of rows (about 128 MB), `logsumexp` on tiles of rows and keys (8 MB on a CPU). Up to rounding they equal
-the plain expression in their docstring.
+`topk` works on blocks of rows (about 128 MB), `logsumexp` on tiles of rows and keys (8 MB on a CPU). Up to
+rounding they equal the plain expression in their docstring.
 
 Shapes: N queries, M keys, D features, K neighbors, U selected keys, T keys per tile.
 """
