@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -122,6 +122,12 @@ class Method(nn.Module):
         yield output.loss
         return output._replace(loss=output.loss.detach())
 
+    def compile_parts(self, **options: Any) -> None:
+        """Compile encoders and heads with `torch.compile`, which takes the options."""
+        for name, child in self.named_children():
+            if name.removeprefix("momentum_") in ("encoder", "projector", "predictor"):
+                child.compile(**options)
+
     def after_step(self, step: int, total_steps: int) -> None:
         """Push the features of the step into the queue: last, so a batch never finds itself in the queue."""
         if self._to_push is not None:
@@ -172,7 +178,8 @@ class MomentumMethod(Method):
 class TwoWayMethod(MomentumMethod):
     """A momentum method with two losses, view 1 → 2 and view 2 → 1, that share no graph.
 
-    A subclass writes `losses`; the target projections of both views come first.
+    A subclass writes `losses`, in which the target projections of both views come first, and `direction`, which
+    `losses` calls for each view.
     """
 
     @property
@@ -180,11 +187,25 @@ class TwoWayMethod(MomentumMethod):
         """One loss per direction."""
         return 2
 
+    direction: Callable[..., Any]
+    """From a view and what it is compared with to its loss: encoder, heads and loss, the part that is compiled."""
+
     def losses(
         self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
     ) -> Generator[Tensor, None, StepOutput]:
         """Yield the loss of each direction and return the output of the step."""
         raise NotImplementedError
+
+    def compile_parts(self, **options: Any) -> None:
+        """Compile each direction as a whole, and the target network, with `torch.compile`, which takes the options."""
+        self.leave_kernels_out()
+        self.direction = torch.compile(self.direction, **options)
+        for name, child in self.named_children():
+            if name.startswith("momentum_"):
+                child.compile(**options)
+
+    def leave_kernels_out(self) -> None:
+        """Keep loops over tiles and communication out of the compiled graph: at most one break per direction."""
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the sum of the losses, with the graphs of both in memory."""

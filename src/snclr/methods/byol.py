@@ -28,7 +28,11 @@ class BYOL(TwoWayMethod):
         target = self.target_projections(views)
         cosines: list[Tensor] = []
         for view, y2 in ((views[0], target[1]), (views[1], target[0])):
-            cosine = negative_cosine(self.predict(self.project([view]))[0], y2)
+            cosine = self.direction(view, y2)
             yield 2 + 2 * cosine
             cosines.append(cosine.detach())
         return StepOutput(loss=4 + 2 * (cosines[0] + cosines[1]), features=l2_normalize(target[1]))
+
+    def direction(self, view: Tensor, y2: Tensor) -> Tensor:
+        """Return −cos(z1, y2) of a view, averaged over the batch."""
+        return negative_cosine(self.predict(self.project([view]))[0], y2)

@@ -59,14 +59,18 @@ class MoCoV2(TwoWayMethod):
         own = self.queue.own_entries(ids)
         found: list[Tensor] = []
         for view, key in zip(views[: self.loss_parts], reversed(keys), strict=True):
-            query = self.project([view])[0]
-            with autocast_disabled(query):
-                q = l2_normalize(query)
-                loss = queue_loss(q, key, self.queue.candidates.to(q.dtype), own, tau=self.config.temperature)
+            loss = self.direction(view, key, self.queue.candidates, own)
             yield loss
             found.append(loss.detach())
         self._to_push = torch.cat([all_gather(key) for key in keys]), all_gather(ids).repeat(len(keys))
         return StepOutput(loss=torch.stack(found).sum(), features=keys[-1])
+
+    def direction(self, view: Tensor, key: Tensor, candidates: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the loss of a view with the normalized keys of the other view and of the queue."""
+        query = self.project([view])[0]
+        with autocast_disabled(query):
+            q = l2_normalize(query)
+            return queue_loss(q, key, candidates.to(q.dtype), own, tau=self.config.temperature)
 
 
 def queue_loss(q: Tensor, k: Tensor, negatives: Tensor, own: tuple[Tensor, Tensor], *, tau: float) -> Tensor:

@@ -66,8 +66,8 @@ def build_task(
     method = synchronize_batch_norm(method.to(fabric.device)).train()
     for encoder in method.encoders:
         encoder.to(memory_format=torch.channels_last)
-        if config.compile:
-            encoder.compile()
+    if config.compile:
+        method.compile_parts()
     peak_lr = scaled_lr(config.lr, config.batch_size)
     optimizer = build_optimizer(
         config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,

@@ -141,7 +141,7 @@ class HardwareConfig:
     """Images per rank that pass through the encoder at once, with the gradient of the whole batch (0: all). Each is
     encoded twice, as with --activation-checkpointing. For encoders without batch norm, such as ViTs."""
     compile: bool = False
-    """Compile the encoders with torch.compile."""
+    """Compile encoders, heads and, for snclr, byol and moco, the loss with torch.compile."""
     workers: NonNegativeInt = 2
     """Dataloader worker processes per rank."""
     cache_images: str = "auto"
@@ -191,6 +191,11 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
             )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        if self.compile and (self.micro_batch or self.activation_checkpointing):
+            raise UserError(
+                "compile excludes micro_batch and activation_checkpointing: torch.compile decides what is computed"
+                " twice. Omit one of them."
+            )
         queue = getattr(self.method_config, "assignment_queue", None) or 0
         if queue % self.batch_size:
             raise UserError(

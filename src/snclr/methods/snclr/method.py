@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import StepOutput, TwoWayMethod
-from snclr.methods.common.features import l2_normalize
-from snclr.methods.common.queue import NeighborQueue
+from snclr.methods.common.features import autocast_disabled, l2_normalize
+from snclr.methods.common.queue import NeighborQueue, Neighbors
 from snclr.methods.config import SNCLRConfig
 from snclr.methods.snclr.loss import SoftNeighborLoss, SoftNeighborOutput
 
@@ -62,11 +62,8 @@ class SNCLR(TwoWayMethod):
             found = [self.criterion.search(search[b], ids, own_entries=own) for b in (1, 0)]
         outputs: list[SoftNeighborOutput] = []
         for a, b in ((0, 1), (1, 0)):
-            y1 = self.project([views[a]])[0]
-            output = self.criterion(
-                y1, self.predict([y1])[0], target[b], ids, neighbors=found[a],
-                use_neighbors=epoch >= c.neighbor_free_epochs, same_view=target[a], all_gather=all_gather,
-            )  # fmt: skip
+            use_neighbors = epoch >= c.neighbor_free_epochs
+            output = self.direction(views[a], target[b], found[a], target[a], use_neighbors)
             yield output.loss
             outputs.append(output._replace(loss=output.loss.detach()))
         self._push_later(target, search, ids)
@@ -83,6 +80,27 @@ class SNCLR(TwoWayMethod):
             positiveness=one_to_two.w,
             pulled=None if one_to_two.pulled is None else one_to_two.pulled.to(one_to_two.w.dtype),
         )
+
+    def direction(
+        self, view: Tensor, y2: Tensor, neighbors: Neighbors, same_view: Tensor, use_neighbors: bool
+    ) -> SoftNeighborOutput:
+        """Return the loss of a view with the target projections y2 of the other and its neighbors.
+
+        These are the steps of `SoftNeighborLoss.forward`, called here so that a compiled direction breaks only once.
+        """
+        criterion = self.criterion
+        sides = criterion.config.sides if use_neighbors else "neither"
+        y1 = self.project([view])[0]
+        z1 = self.predict([y1])[0]
+        with autocast_disabled(z1):
+            y1, z1, y2 = (l2_normalize(y) for y in (y1, z1, y2))
+            w = criterion.weights(y1, neighbors)
+            logits = criterion.logits(z1, y2, neighbors.index, sides, same_view, all_gather)
+            return criterion.combine(logits, w, neighbors, sides)
+
+    def leave_kernels_out(self) -> None:
+        """Leave out the search and the logits, whose shapes depend on the selected neighbors."""
+        self.criterion.logits = torch.compiler.disable(self.criterion.logits)  # type: ignore[method-assign,no-untyped-call]
 
     def _push_later(self, target: list[Tensor], search: list[Tensor], ids: Tensor) -> None:
         """Keep what `after_step` pushes into the queue: features of all ranks."""
