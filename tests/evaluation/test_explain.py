@@ -20,7 +20,7 @@ from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import FORMS, SIDES, SoftNeighborLoss
-from snclr.train.saved_run import load_trained_method
+from snclr.train.load_run import load_trained_method
 from tests.helpers import tiny_run
 from tests.methods import naive
 
@@ -187,11 +187,6 @@ def test_the_command_prints_a_table_or_json(run, images, capsys):
 def test_bad_input_exits_with_code_2(run, images, image, flags, message, capsys):
     assert main(["explain", str(run), image.format(images=images), *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_folder_without_a_run_raises_user_error(images, tmp_path):
-    with pytest.raises(UserError, match="not a run"):
-        snclr.explain(tmp_path, images / "red/red_1.png")
 
 
 @pytest.mark.parametrize(

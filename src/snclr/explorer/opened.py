@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from snclr.data.decode import BadImage, RGBImage, decode_stream
+from snclr.data.decode import RGBImage, decode_stream
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
@@ -40,7 +40,11 @@ GRAPH_K = 20
 MAX_UPLOAD_BYTES = 20 * 2**20
 MAX_QUERIES = 100
 SAMPLE = 3_000
-"""Images that Time and Compare encode with other encoders; larger datasets are sampled."""
+"""Images that are encoded again for Time and for the earlier checkpoints and pixels of Compare; larger datasets are
+sampled."""
+COMPARED = 20_000
+"""Images whose neighbors Compare finds by the features of two runs, which exist for all images; the exact search takes
+time quadratic in this number."""
 _QUERY_SIDE = 1024
 _CACHED_BYTES = 96 * 2**20
 
@@ -104,7 +108,7 @@ class Explorer:
         if set_name == "queries":
             if number in self._queries:
                 return ImageRef(set_name, number)
-            raise UserError("this query is gone; upload the image again")
+            raise UserError("this query is no longer kept; upload the image again")
         if set_name not in self.sets or not 0 <= number < len(self.sets[set_name].dataset):
             raise UserError(f"there is no image {index!r} in {set_name!r}")
         return ImageRef(set_name, number)
@@ -183,7 +187,13 @@ class Explorer:
         images = self.sets[set_name]
         title = f"{names[network]} of {len(images.dataset):,} images" + (f" ({run.title})" if run.name == "b" else "")
         key = f"features/{run.name}/{network}/{set_name}"
-        return key, title, lambda job: run.features(network, images.dataset, job.report)
+
+        def compute(job: Job) -> Matrix:
+            matrix = run.features(network, images.dataset, job.report)
+            _ = matrix.row_of  # built here, because the first click must not wait for it
+            return matrix
+
+        return key, title, compute
 
     def space(self, run: OpenedRun, space: Space, set_name: str = "images") -> Matrix:
         """Return the features by which a space ranks images, or raise Pending."""
@@ -204,9 +214,9 @@ class Explorer:
 
         return f"graph/{run.name}", f"exact neighbors of {len(self.images.dataset):,} images", compute
 
-    def sample(self) -> Tensor:
-        """Return the image ids that Time and Compare encode with other encoders."""
-        return sample_ids(len(self.images.dataset), SAMPLE)
+    def sample(self, count: int = SAMPLE) -> Tensor:
+        """Return the ids of `count` images, or of all if there are fewer."""
+        return sample_ids(len(self.images.dataset), count)
 
     def sampled(self) -> Any:
         """Return the images of `sample` as a dataset."""
@@ -218,7 +228,7 @@ class Explorer:
         return None if self.images.classes is None or labels is None else torch.from_numpy(labels)[ids]
 
     def start(self) -> None:
-        """Begin to compute what the first screens show."""
+        """Start the jobs of the first screens."""
         networks: tuple[Network, ...] = ("y2", "y1", "encoder") if self.run.criterion is not None else ("encoder",)
         for network in networks:
             with contextlib.suppress(Pending):
@@ -245,6 +255,3 @@ def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[by
         return buffer.getvalue(), "image/png"
     image.save(buffer, "JPEG", quality=95 if max(image.size) <= 96 else 86)
     return buffer.getvalue(), "image/jpeg"
-
-
-__all__ = ["BadImage", "Explorer", "ImageRef"]

@@ -77,14 +77,14 @@ class DetectionTask(TrainTask[StepSamples]):
             group["lr"] = learning_rate(batch.step, self.settings)
         losses = self.wrapped(*training_inputs(self.model, batch.samples, self.fabric.device, (height, width)))
         loss = self._global_loss(losses)
-        check_finite(
+        mean_loss, _ = check_finite(
             batch.step, loss, [sample.number for sample in batch.samples], report=self.nonfinite,
             advice=f"The learning rate {self.settings.peak_lr:g} is too high: give a lower --lr.",
         )  # fmt: skip
         self.wrapped_optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss)
         self.wrapped_optimizer.step()
-        return {"loss": float(all_reduce_sum(loss.detach().clone())) / self.fabric.world_size}
+        return {"loss": float(mean_loss)}
 
     def _global_loss(self, losses: dict[str, Tensor]) -> Tensor:
         """Return this rank's loss; its mean over the ranks is the loss of the global batch.
