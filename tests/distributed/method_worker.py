@@ -26,6 +26,7 @@ CASES = {
         "method": "snclr", "search_view": "plain", "search_space": "encoder", "unique_neighbors": True,
     },
     "symmetric": {"method": "mocov2", "symmetric": True},
+    "drawn negatives": {"method": "pirl", "bank_negatives": 9},
     "assignment queue": {
         "method": "swav", "batch_size": 8, "assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2,
     },
@@ -44,7 +45,7 @@ CASES = {
 def run_steps(name: str) -> dict:
     """Run three steps of gradient descent in double precision, with the same global batches for any world size."""
     config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
-    method = build_method(config, encoder_spec(config), classes=3).double()
+    method = build_method(config, encoder_spec(config), classes=3, images=17).double()
     save_memory(method, config)
     method = synchronize_batch_norm(method)
     rank, size = rank_and_size()

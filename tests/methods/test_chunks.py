@@ -15,7 +15,7 @@ from tests.methods.test_methods import SMALL, batch
 def vit_method(name, **settings):
     given = {**SMALL, "method": name, "encoder": "test_vit", "stem": "auto", **settings}
     config = resolve(settings_for_method(name, given))
-    method = build_method(config, encoder_spec(config), classes=5)
+    method = build_method(config, encoder_spec(config), classes=5, images=64)
     save_memory(method, config)
     return method
 
@@ -37,7 +37,7 @@ def gradients(method, dtype):
     return sum(values), {key: p.grad for key, p in method.named_parameters() if p.grad is not None}, method.state_dict()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("pirl", "detco")])  # which need a ResNet
 def test_value_gradient_and_state_are_those_of_the_whole_batch(name):
     whole, parts = (vit_method(name, micro_batch=size) for size in (0, 3))  # 8 images: chunks of 3, 3 and 2
     loss, expected, state = gradients(whole, torch.float64)

@@ -157,7 +157,9 @@ def plan(
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)
     seconds = cost["seconds_with_views"]
-    memory = count_memory(run, images=run.batch_size // processes, ranks=processes, classes=data.classes)
+    memory = count_memory(
+        run, images=run.batch_size // processes, ranks=processes, classes=data.classes, dataset_images=data.images
+    )
     tensor_mb = {name: count / 1e6 for name, count in {**asdict(memory), "total": memory.total}.items()}
     probe = _probe({**run.to_dict(), **share}, probe_minutes) if probe_minutes else None
     return RunPlan(

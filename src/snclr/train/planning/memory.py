@@ -48,14 +48,23 @@ class StepMemory:
         return self.weights + self.target + self.queue + self.gradients + self.optimizer + self.activations
 
 
-def count_memory(config: PretrainConfig, *, images: int, ranks: int = 1, classes: int | None = None) -> StepMemory:
+def count_memory(
+    config: PretrainConfig,
+    *,
+    images: int,
+    ranks: int = 1,
+    classes: int | None = None,
+    dataset_images: int | None = None,
+) -> StepMemory:
     """Return the memory of a step with `images` images on each of `ranks` ranks and a full queue.
+
+    `classes` and `dataset_images` describe the dataset, for methods whose size depends on it.
 
     The neighbors of a step are assumed to be different ones, which needs the most memory.
     """
     config = resolve_momentum(config, config.batch_size)  # any number serves
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        method = build_method(config, encoder_spec(config), classes)
+        method = build_method(config, encoder_spec(config), classes, dataset_images)
     save_memory(method, config)
     method.train()
     if config.precision == "64":
