@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Tile sizes of methods/common/kernels.py, which determine the number of kernel launches.
+# Tile sizes of methods/common/kernels.py on a CPU, which determine the number of kernel launches. Those of a GPU are
+# larger, so that what is predicted for one is an upper bound.
 _TOPK_BUFFER, _LSE_ROWS, _LSE_KEYS = 2**25, 1024, 2048
 _TOPK_KERNELS, _LSE_KERNELS, _PUSH_KERNELS = 15, 10, 15
 _TOPK_PASSES, _LSE_PASSES = 3, 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 
@@ -41,6 +42,10 @@ def test_steps_and_checkpoint_size_match_the_run_that_follows(images, tmp_path, 
     assert found.seconds_per_step > 0
     assert found.compute_seconds_per_step > 0
     assert found.peak_mb > 50
+    parts = {name: size for name, size in found.tensor_mb.items() if name != "total"}
+    assert found.tensor_mb["total"] == pytest.approx(sum(parts.values()))
+    optimizer = [tensor.nbytes for key, tensor in saved.tensors.items() if key.startswith("optimizer/")]
+    assert parts["optimizer"] == pytest.approx(sum(optimizer) / 1e6, rel=0.01)
 
 
 def test_queue_age_and_share_of_the_own_class(images):
@@ -94,7 +99,11 @@ def test_with_several_processes_one_rank_is_measured(images, capsys):
     found = plan(steps=1, data=str(images), **SMALL, devices="2")
     assert found.processes == 2
     show_plan(found)
-    assert "(rank 0 of 2, 8 images)" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "(rank 0 of 2, 8 images)" in text
+    assert re.search(
+        r"tensors +[\d.]+ MB per GPU at the peak of a step \(counted\): weights [\d.]+ MB, target network", text
+    )
     assert found.steps_per_epoch == 3
     with pytest.raises(UserError, match="is not divisible by 3 ranks; the nearest that is: 15"):
         plan(steps=1, data=str(images), **SMALL, devices="3")

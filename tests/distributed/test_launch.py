@@ -268,6 +268,8 @@ def test_one_gpu_can_be_selected(monkeypatch, device, expected):
 def test_half_precision_is_refused_on_cpus():
     with pytest.raises(UserError, match="precision bf16 is not supported on CPUs"):
         launch.launch(accelerator="cpu", precision="bf16")
+    with pytest.raises(UserError, match="precision 16 is not supported on CPUs"):
+        launch.launch(accelerator="cpu", precision="16-mixed")
 
 
 def test_launch_does_not_import_plotting_and_science_libraries():

@@ -49,7 +49,8 @@ ADDED = {
     "predictor_final_bn": {"snclr/paper": False, "snclr/released": True, "nnclr": False},
     "zero_init_residual": True, "weight_decay_on": "weights", "negatives": "other-view",
     "unique_neighbors": False, "search_view": "augmented", "search_space": "projection", "cache_images": "auto",
-    "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999,
+    "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999, "tf32": True,
+    "deterministic": False, "activation_checkpointing": False, "micro_batch": 0,
 }  # fmt: skip
 RESOLVED = {
     "photos": "cdabfed9e6b0722c",
@@ -151,8 +152,8 @@ def test_a_run_of_an_earlier_version_keeps_what_it_computed(tmp_path):
     assert new >= earlier.keys()  # the others have a default that describes the earlier version
     assert {name: resolved[name] for name in new - earlier.keys()} == {
         "negatives": "other-view", "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
-        "cache_images": "auto", "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None,
-        "beta2": 0.999,
+        "cache_images": "auto", "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999,
+        "tf32": True, "deterministic": False, "activation_checkpointing": False, "micro_batch": 0,
     }  # fmt: skip
     # A file of a few settings is not a run's: it gets today's defaults.
     (tmp_path / "few.yaml").write_text("recipe: demo\nneighbors: 7\n")

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snclr.api.early_checks import check_numbers, check_positive, check_run_and_data
-from snclr.api.options import RankOptions, SessionOptions, with_options
+from snclr.api.options import EncodingOptions, RankOptions, with_options
 from snclr.evaluation.results import FewShotResult, FinetuneResult, KnnResult, LinearResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def knn(
     run: str | Path,
     *,
@@ -23,7 +23,7 @@ def knn(
     temperature: float = 0.07,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> KnnResult:
     """Evaluate a run with a weighted k-nearest-neighbor classifier on its frozen features.
 
@@ -38,7 +38,7 @@ def knn(
         temperature: Temperature of the vote weights, exp(cosine / temperature).
         seed: Seed of the train/test split.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
     check_run_and_data(run, data, test)
     check_numbers(1, k=None if k == "auto" else k)
@@ -50,7 +50,7 @@ def knn(
         return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed, baselines=baselines)
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def fewshot(
     run: str | Path,
     *,
@@ -60,7 +60,7 @@ def fewshot(
     draws: int = 20,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> FewShotResult:
     """Evaluate a run by the nearest labeled image, with a few labels per class.
 
@@ -75,7 +75,7 @@ def fewshot(
         draws: Number of random draws of the labeled images.
         seed: Seed of the train/test split and of the draws.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
     check_run_and_data(run, data, test)
     check_numbers(1, labels_per_class=labels_per_class, draws=draws)
@@ -89,7 +89,7 @@ def fewshot(
         )  # fmt: skip
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def linear(
     run: str | Path,
     *,
@@ -101,7 +101,7 @@ def linear(
     lr: float | None = None,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> LinearResult:
     """Evaluate a run with a linear classifier on its frozen encoder.
 
@@ -120,7 +120,7 @@ def linear(
             batch/256 with mae).
         seed: Seed of the train/test split and of training.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
     check_run_and_data(run, data, test)
     check_numbers(1, epochs=epochs, batch_size=batch_size)

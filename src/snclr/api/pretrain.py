@@ -70,7 +70,7 @@ class NeighborProbe:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The size and cost of a planned run. Seconds per step and memory are measured, totals are calculated."""
+    """The size and cost of a planned run. Seconds per step and `peak_mb` are measured, the rest is calculated."""
 
     images: int
     batch_size: int
@@ -89,6 +89,9 @@ class RunPlan:
     peak_mb: float
     memory: str
     """What `peak_mb` counts: "cuda" (tensors on the GPU) or "process" (the training process without data workers)."""
+    tensor_mb: dict[str, float]
+    """Tensors of a rank at the peak of a step, counted by part: weights, target, queue, gradients, optimizer,
+    activations (with the views), and total."""
     checkpoint_mb: float
     keep_checkpoints: int
     queue: QueuePlan | None
@@ -155,27 +158,32 @@ def plan(
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
     readable = check_images(run.data, min_side=run.image_size, quiet=quiet)
     from snclr.distributed.launch import check_batch_size  # imports torch: after the checks above
-    from snclr.train.cost import measure_cost
+    from snclr.train.planning.cost import measure_cost
+    from snclr.train.planning.memory import count_memory
 
     processes = _world_size(run)
     check_batch_size(run.batch_size, processes)
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)
     seconds = cost["seconds_with_views"]
+    memory = count_memory(
+        run, images=run.batch_size // processes, ranks=processes, classes=data.classes, dataset_images=data.images
+    )
+    tensor_mb = {name: count / 1e6 for name, count in {**asdict(memory), "total": memory.total}.items()}
     probe = _probe({**run.to_dict(), **share}, probe_minutes) if probe_minutes else None
     return RunPlan(
         images=data.images, batch_size=run.batch_size, processes=processes, epochs=run.epochs,
         steps_per_epoch=epoch_steps, steps=epoch_steps * run.epochs, tried_steps=steps,
         compute_seconds_per_step=cost["seconds_per_step"], seconds_per_step=seconds,
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
-        peak_mb=cost["peak_mb"], memory=cost["memory"], checkpoint_mb=cost["state_mb"],
+        peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, cost["queue_mb"]), probe=probe,
         checked=readable.checked, unreadable=readable.unreadable,
     )  # fmt: skip
 
 
 def _probe(settings: dict[str, Any], minutes: float) -> NeighborProbe:
-    from snclr.train.cost import probe_neighbors
+    from snclr.train.planning.cost import probe_neighbors
 
     found = probe_neighbors(settings, minutes=minutes)
     agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "neighbor_purity", "pulled_share"))

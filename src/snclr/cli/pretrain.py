@@ -83,6 +83,14 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "run", f"{duration(plan.total_seconds)} at {plan.images_per_second:,.0f} images/s (calculated)"
     counted = "tensors on the GPU" if plan.memory == "cuda" else "the training process, without data workers"
     yield "memory", f"peak {size(plan.peak_mb)}: {counted} (measured)"
+    titles = {"target": "target network", "activations": "activations and views"}
+    counted_parts = [
+        f"{titles.get(name, name)} {size(megabytes)}"
+        for name, megabytes in plan.tensor_mb.items()
+        if megabytes and name != "total"
+    ]
+    total = size(plan.tensor_mb["total"])
+    yield "tensors", f"{total} per GPU at the peak of a step (counted): {', '.join(counted_parts)}"
     yield "disk", f"{size(plan.checkpoint_mb)} per checkpoint, the last {plan.keep_checkpoints} are kept"
     if (queue := plan.queue) is not None:
         life = f"{queue.epochs_of_life:.2g}"

@@ -38,7 +38,7 @@ def launch(
     (all GPUs). A collective fails after `timeout` seconds. `batch_size` is checked to be divisible by the world size.
     """
     Fabric, RankStrategy = _import_fabric()
-    device = pick_device(accelerator)
+    device, precision = pick_device(accelerator), precision.removesuffix("-mixed")
     accelerator, _, index = device.partition(":")
     if accelerator == "cpu" and precision in ("16", "bf16"):
         raise UserError(

@@ -132,10 +132,23 @@ class HardwareConfig:
     """Ranks per node, each on its own device: a number, or auto for all GPUs."""
     nodes: Count = 1
     """Number of nodes."""
-    precision: Literal["32", "bf16", "16", "64"] = "32"
-    """Floating-point precision of the encoders; bf16 and 16 need a GPU."""
+    precision: Literal["32", "bf16", "16", "64", "bf16-mixed", "16-mixed"] = "32"
+    """Floating-point precision of encoders and heads; bf16 and 16 (also called bf16-mixed and 16-mixed) need a GPU.
+    Weights, norms and losses stay in 32 bits."""
+    tf32: bool = True
+    """Multiply and convolve 32-bit numbers with 10 bits of mantissa on NVIDIA GPUs that can: up to eight times faster.
+    No: with all 23."""
+    deterministic: bool = False
+    """Use algorithms that give the same bits in every run on a GPU; a step takes longer, by about a tenth to a third.
+    On a CPU, runs repeat without it."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each block of the encoder, and compute its activations again in the backward pass: less
+    memory, the same gradients, about a third more time."""
+    micro_batch: NonNegativeInt = 0
+    """Images per rank that pass through the encoder at once, with the gradient of the whole batch (0: all). Each is
+    encoded twice, as with --activation-checkpointing. For encoders without batch norm, such as ViTs."""
     compile: bool = False
-    """Compile the encoders with torch.compile."""
+    """Compile encoders, heads and, for snclr, byol and moco, the loss with torch.compile."""
     workers: NonNegativeInt = 2
     """Dataloader worker processes per rank."""
     cache_images: str = "auto"
@@ -177,6 +190,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
     def __post_init__(self) -> None:
         for part in PretrainConfig.__bases__:
             check_fields(self, part)
+        object.__setattr__(self, "precision", self.precision.removesuffix("-mixed"))  # one name for what is the same
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
             raise UserError(
                 f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}. Lower the first or raise the"
@@ -184,6 +198,11 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
             )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        if self.compile and (self.micro_batch or self.activation_checkpointing):
+            raise UserError(
+                "compile excludes micro_batch and activation_checkpointing: torch.compile decides what is computed"
+                " twice. Omit one of them."
+            )
         queue = getattr(self.method_config, "assignment_queue", None) or 0
         if queue % self.batch_size:
             raise UserError(

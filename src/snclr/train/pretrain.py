@@ -21,7 +21,7 @@ from snclr.distributed.launch import launch
 from snclr.errors import UserError, count
 from snclr.io.atomic import write_atomic
 from snclr.methods.config import QueueConfig
-from snclr.runtime.device import limit_threads
+from snclr.runtime.device import limit_threads, math_settings
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_task
 from snclr.train.config import PretrainConfig, require, resolve
@@ -74,7 +74,8 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
             f"rank {fabric.global_rank} was started with --precision {given.precision}, but the run uses"
             f" {shared.precision}. Its node does not see {shared.out}: give it the flags of the run."
         )
-    with name_missing_ranks():
+    settings_of_math = math_settings(fabric.device, tf32=shared.tf32, deterministic=shared.deterministic)
+    with name_missing_ranks(), settings_of_math:
         return _pretrain(shared, fabric, quiet=quiet or not fabric.is_global_zero)
 
 
