@@ -15,7 +15,7 @@ LAYERS = (
     {"methods", "models", "data", "recipes"},
     {"checkpoint"},
     {"train"},
-    {"evaluation"},
+    {"evaluation", "diagnostics"},
     {"exporters"},
     {"reports"},
     {"explorer"},
