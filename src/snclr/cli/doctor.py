@@ -18,9 +18,9 @@ _EXAMPLES = """Examples:
   snclr doctor --only kernels,methods,resume
   snclr doctor --recipe vit-small-imagenet --only memory,speed,compile
 
-Compares the kernels and some steps of every method with the CPU in float64, a resumed run with an uninterrupted one, and
-several ranks with one; counts the waits of the host; measures memory and speed of a recipe. The exit code is 1 if a check
-failed. Groups: machine, kernels, methods, overflow, host waits, resume, ranks, memory, speed, compile.
+Compares the kernels and some steps of every method with the CPU in float64, a resumed run with an uninterrupted one,
+and several ranks with one; counts the waits of the host; measures memory and speed of a recipe. The exit code is 1 if a
+check failed. Groups: machine, kernels, methods, overflow, host waits, resume, ranks, memory, speed, compile.
 """
 
 

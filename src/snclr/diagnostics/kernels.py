@@ -53,9 +53,7 @@ def topk_error(queries: Tensor, keys: Tensor, k: int, device: str) -> float:
     """
     rows = torch.arange(len(queries))
     best = (queries.double() @ keys.double().T).argmax(dim=1)  # leave out the best key of each row
-    values, index = kernels.topk(
-        queries.to(device), keys.to(device), k, exclude=(rows.to(device), best.to(device))
-    )
+    values, index = kernels.topk(queries.to(device), keys.to(device), k, exclude=(rows.to(device), best.to(device)))
     values, index = values.cpu().double(), index.cpu()
     if bool((index < 0).any()):
         return float("inf")

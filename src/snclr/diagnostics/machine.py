@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -73,10 +74,12 @@ def cuda_rows(setup: Setup) -> Iterator[CheckRow]:
     major, minor = torch.cuda.get_device_capability(setup.device)
     compiled = torch.cuda.get_arch_list()
     supported = any(name in compiled for name in (f"sm_{major}{minor}", f"sm_{major}0", f"compute_{major}{minor}"))
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    cudnn: Any = torch.backends.cudnn
+    nccl: Any = torch.cuda.nccl
+    libraries = f"cuDNN {cudnn.version()}, NCCL {'.'.join(map(str, nccl.version()))}"
     yield verdict(
         "machine", "architecture", supported,
-        value=f"sm_{major}{minor}, cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}",
+        value=f"sm_{major}{minor}, {libraries}",
         limit=f"one of {', '.join(compiled)}",
         advice="This build of torch has no kernels for the GPU: install one that has.",
     )  # fmt: skip

@@ -17,11 +17,12 @@ from snclr.methods.config import METHODS
 from snclr.runtime.device import limit_threads
 from snclr.train.pretrain_task import PretrainTask
 
-LIMITS = {"64": 1e-6, "32": 1e-3, "bf16": 0.7, "16": 0.5}
+LIMITS = {"64": 1e-6, "32": 0.05, "bf16": 0.7, "16": 0.5}
 """Largest relative difference of the weights' change after three steps from that of the CPU in float64.
 
-On a CPU, emulated, the largest of all methods is 2e-5 in float32, 0.46 in bf16 and 0.22 in fp16: in half precision,
-other neighbors are selected. A change in a random direction differs by 1.4.
+On a CPU, half precision emulated, the largest of all methods is 0.01 in float32, 0.46 in bf16 and 0.22 in fp16: most
+methods stay below 2e-5 in float32, but rounding can switch a ReLU near zero or select other neighbors. A change in a
+random direction differs by 1.4.
 """
 NAMES = {"64": "float64", "32": "float32", "bf16": "bf16", "16": "fp16"}
 START_SCALE = 1024.0
@@ -103,7 +104,9 @@ def check_overflow(setup: Setup) -> Iterator[CheckRow]:
     """Force values that are not finite: a step must change no weights, with an error or by skipping."""
     advice = "Do not train on this machine: a step with values that are not finite would ruin the weights."
     task = open_task(tiny_config(device=setup.device, out=str(setup.folder / "overflow")))
-    first, second = (on_device(batch, task.fabric.device) for batch in tiny_batches("snclr", task.config.image_size)[:2])
+    first, second = (
+        on_device(batch, task.fabric.device) for batch in tiny_batches("snclr", task.config.image_size)[:2]
+    )
     task.training_step(first)
     stopped, unchanged = step_with_overflow(task, second)
     text = f"{'stopped' if stopped else 'not stopped'}, weights {'unchanged' if unchanged else 'changed'}"

@@ -12,8 +12,8 @@ import torch
 from snclr.data.loader import Batch
 from snclr.diagnostics.setup import Setup, open_task, synchronize, write_photos
 from snclr.train.build import view_sizes
-from snclr.train.pretrain_task import PretrainTask
 from snclr.train.config import resolve
+from snclr.train.pretrain_task import PretrainTask
 
 MOST_IMAGES = {"cuda": 256, "mps": 64, "cpu": 128}
 """Images of a measured step, at most: enough for full speed, and few enough for about a second per step."""

@@ -56,15 +56,14 @@ class DoctorResult:
         return {**asdict(self), "exit_code": self.exit_code}
 
 
-def at_most(group: str, name: str, number: float, limit: float, *, advice: str, unit: str = "", **more: Any) -> CheckRow:
+def at_most(group: str, name: str, number: float, limit: float, *, advice: str, **more: Any) -> CheckRow:
     """Return a row that passes if `number` is at most `limit`; a number that is not finite fails.
 
     >>> at_most("kernels", "top-k", 2e-7, 1e-6, advice="").outcome
     'passed'
     """
-    outcome: Outcome = "passed" if number <= limit else "failed"
-    texts = {"value": f"{number:.2g}{unit}", "limit": f"≤ {limit:.2g}{unit}"}
-    return CheckRow(group=group, name=name, outcome=outcome, number=number, advice=advice, **{**texts, **more})
+    value, bound = f"{number:.2g}", f"≤ {limit:.2g}"
+    return verdict(group, name, number <= limit, value=value, limit=bound, advice=advice, number=number, **more)
 
 
 def verdict(group: str, name: str, passed: bool, *, value: str, limit: str, advice: str, **more: Any) -> CheckRow:

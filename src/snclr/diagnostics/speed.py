@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,7 +90,7 @@ def check_compile(setup: Setup) -> Iterator[CheckRow]:
             torch.manual_seed(0)
             batch.views = tuple(torch.randn(view.shape).to(view) for view in batch.views)
         loss = float(task.training_step(batch)[0].loss.detach())
-        time = milliseconds(lambda task=task, batch=batch: task.training_step(batch), setup.device, repeats=3)
+        time = milliseconds(functools.partial(task.training_step, batch), setup.device, repeats=3)
         found[compiled] = (loss, time)
     (plain_loss, plain_time), (loss, time) = found[False], found[True]
     error = abs(loss - plain_loss) / max(abs(plain_loss), 1e-12)
