@@ -46,11 +46,17 @@ class PretendedFabric:
 
     def setup(self, module: Any, optimizer: Any) -> tuple[Any, Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with torch.autocast(NAME, dtype=torch.bfloat16) if self._autocast else nullcontext():
+            with self.forward_context():
                 return module(*args, **kwargs)
 
         forward.module = module  # type: ignore[attr-defined]
         return forward, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def forward_context(self) -> Any:
+        return torch.autocast(NAME, dtype=torch.bfloat16) if self._autocast else nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

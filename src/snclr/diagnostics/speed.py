@@ -39,6 +39,7 @@ def step_parts(task: PretrainTask) -> dict[str, Callable[[], Any]]:
     method, config = task.module, task.config
     batch = random_batch(task, config.batch_size)
     crops = task.loader._stage1[0]
+    update = getattr(task.optimizer, "optimizer", task.optimizer).step  # without the loss scale, which has no gradients
     autocast = task.fabric.strategy.precision.forward_context
 
     def encoder() -> None:
@@ -62,7 +63,7 @@ def step_parts(task: PretrainTask) -> dict[str, Callable[[], Any]]:
         for parameter in method.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
-        task.optimizer.optimizer.step()
+        update()
 
     return {
         "data": lambda: task.loader._stage1[0],
