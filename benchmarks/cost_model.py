@@ -12,7 +12,7 @@ neighbors selected by the whole batch. One multiply-add is two operations.
     gradient    all-reduce of the trained parameters, minus the part that overlaps with the backward pass
     update      optimizer and target network: passes over the parameters
     queue       the push of B keys
-    agreement   stop, failure and non-finite flags: two small all-reduces
+    agreement   all_gather of the stop and failure flags, all-reduce of the non-finite flag: counted as two all-reduces
 
 docs/reference/scaling.md states which numbers were measured.
 """

@@ -29,7 +29,7 @@ from torch import Tensor
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.loader import ViewLoader
 from snclr.methods.common.ema import ema_update
-from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.build import build_method, encoder_spec, view_settings
 from snclr.train.config import PretrainConfig, resolve
 from snclr.train.optim import build_optimizer, scaled_lr
 
@@ -122,7 +122,7 @@ def fed_by_loader(step: Step, dataset: ImageDataset, workers: int, steps: int) -
     """Return the seconds per step with views from the dataloader, and how many of them are spent waiting."""
     c = step.config
     loader = ViewLoader(
-        dataset, views=view_groups(c), image_size=c.image_size, batch_size=c.batch_size, seed=0, workers=workers
+        dataset, views=view_settings(c), image_size=c.image_size, batch_size=c.batch_size, seed=0, workers=workers
     )
     batches = loader.batches(0, steps + 1)
     step.step(next(batches).views)  # starts the workers, which is not part of a step

@@ -4,8 +4,8 @@
     python scripts/neighbor_study.py list                            # the runs and which of them are recorded
 
 docs/results/neighbor-study.md states the protocol. A finished run is one line in results/neighbor-study.jsonl; a
-stopped one starts again. DIR of --images holds the folders coil100, omniglot, cifar5-test, cifar10/train and
-cifar10/test.
+stopped one starts again. DIR of --images holds the folders coil100, omniglot, digits, cifar5-test, cifar10/train
+and cifar10/test.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -72,15 +73,22 @@ class DataSet:
     """Folder of test images; None: few-label accuracy on the training images themselves."""
     labels: tuple[int, ...] = ()
     """Offsets of the labeled images in their class's series, for few-label accuracy with several labels."""
+    held_out: str | None = None
+    """Folder of the same classes that pre-training does not see; its images are the queries of few-label accuracy."""
 
 
 _CROPS: dict[str, Any] = {"views": "crops", "crop_min": 0.5}
 DATA: dict[str, DataSet] = {
     "coil100": DataSet("coil100", 14, _CROPS, labels=(0, 90, 180, 270)),
+    "coil100-sector": DataSet("coil100-front", 21, _CROPS, labels=(0, 60, 120, 180), held_out="coil100-back"),
     "omniglot": DataSet("omniglot", 20, _CROPS, labels=(0, 5, 10, 15)),
     "cifar5": DataSet("demo", 12, {"views": "cifar", "crop_min": 0.35}, test="cifar5-test"),
+    "digits": DataSet("digits", 40, {**_CROPS, "queue_length": 1024}, labels=(0, 45, 90, 135)),
     "cifar10": DataSet("cifar10/train", 20, {"views": "cifar", "crop_min": 0.35}, test="cifar10/test"),
 }
+
+ONLY_ROUND_2 = ("digits",)
+"""Data sets added after round 1; their trials of round 2 start from the common settings."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ def tuning_runs(
 
     None for round 2 while trials of round 1 are missing.
     """
-    base = chosen_settings(data, row, records or {}) if round_ else {}
+    base = chosen_settings(data, row, records or {}) if round_ and data not in ONLY_ROUND_2 else {}
     if base is None:
         return None
     grid, epochs = GRID_2 if round_ else GRID, DATA[data].epochs // 2
@@ -133,9 +141,17 @@ def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]], rou
 
 def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
+    sweep = list(sweep_runs())
     yield from round_runs("coil100", "2", records)
+    yield from round_runs("digits", "2", records)
+    yield from (run for run in sweep if run.seed == 0)
+    yield from equal_cpu_runs("coil100", records)
+    yield from sector_runs(records)
     yield from round_runs("cifar5", "2", records)
-    yield from sweep_runs()
+    yield from sweep
+    yield from ablation_runs(records)
+    for data in ("digits", "cifar5"):
+        yield from equal_cpu_runs(data, records)
     yield from round_runs("omniglot", "2", records)
     for data in ("coil100", "cifar5", "omniglot"):
         yield from round_runs(data, "", records)
@@ -151,16 +167,50 @@ def round_runs(data: str, round_: str, records: dict[str, dict[str, Any]]) -> It
                 yield Run(f"test{round_}", data, row, seed, DATA[data].epochs, settings)
 
 
+def equal_cpu_runs(data: str, records: dict[str, dict[str, Any]]) -> Iterator[Run]:
+    """Yield runs of the cheaper methods with as many epochs as `soft` has CPU seconds for; after the tests."""
+    tested = [r for r in records.values() if r["stage"] == "test2" and r["data"] == data]
+    if len(tested) < len(ROWS) * len(SEEDS["2"]):
+        return
+    seconds = {row: statistics.fmean(r["cpu_seconds"] for r in tested if r["row"] == row) for row in ROWS}
+    for seed in SEEDS["2"]:
+        for row in ("simclr", "nnclr", "byol"):
+            settings = chosen_settings(data, row, records, "2")
+            assert settings is not None
+            yield Run("cpu", data, row, seed, round(DATA[data].epochs * seconds["soft"] / seconds[row]), settings)
+
+
+def sector_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
+    """Yield the runs without a sector of poses, with the settings and about the steps of `coil100`."""
+    for seed in SEEDS["2"]:
+        for row in ("none", "soft", "soft-max", "hard", "simclr"):
+            if settings := chosen_settings("coil100", row, records, "2"):
+                yield Run("sector", "coil100-sector", row, seed, DATA["coil100-sector"].epochs, settings)
+
+
+def ablation_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
+    """Yield the paper's ablations on `coil100`: one setting of the tuned `soft` row changed at a time."""
+    base = chosen_settings("coil100", "soft", records, "2")
+    changes: list[dict[str, Any]] = [{"neighbors": k} for k in (5, 10, 50)]
+    changes += [{"queue_length": q} for q in (512, 1024, 2048)]
+    changes += [{"sides": sides} for sides in ("neither", "positives", "negatives")]
+    changes += [{"neighbor_weights": "hard"}, {"gamma": "max"}]
+    for seed in SEEDS["2"]:
+        for change in changes if base is not None else ():
+            yield Run("ablate", "coil100", "soft", seed, DATA["coil100"].epochs, {**(base or {}), **change})
+
+
 def sweep_runs() -> Iterator[Run]:
     """Yield the runs of the figure "gain against purity": K, views and data for none, soft and hard, not tuned."""
+    common = {"lr": 0.006, "temperature": 0.2}
     views: tuple[dict[str, Any], ...] = ({}, {"crop_min": 0.2}, {"views": "cifar", "crop_min": 0.35})
     for seed in SWEEP_SEEDS:
-        for data in ("coil100", "omniglot", "cifar5"):
+        for data in ("coil100", "digits", "omniglot", "cifar5"):
             for view in views if data != "cifar5" else ({}, _CROPS):
-                yield Run("sweep", data, "none", seed, DATA[data].epochs, view)
+                yield Run("sweep", data, "none", seed, DATA[data].epochs, {**common, **view})
                 for row in ("soft-max", "hard"):
                     for k in (2, 10, 30) if view == {} else (10,):
-                        yield Run("sweep", data, row, seed, DATA[data].epochs, {**view, "neighbors": k})
+                        yield Run("sweep", data, row, seed, DATA[data].epochs, {**common, **view, "neighbors": k})
 
 
 def cifar10_runs() -> Iterator[Run]:
@@ -215,8 +265,19 @@ def evaluate(run: Run, folder: Path, source: str, images: Path) -> dict[str, Any
     train_set = snclr.open_dataset(source)
     train = extract_features(encoder, train_set, image_size=32, quiet=True)
     assert train.labels is not None
+    if data.held_out is not None:
+        back_set = snclr.open_dataset(str(images / data.held_out))
+        back = extract_features(encoder, back_set, image_size=32, quiet=True)
+        assert back.labels is not None
+        features, labels = torch.cat([train.features, back.features]), torch.cat([train.labels, back.labels])
+        series = [*_series(train_set, train.ids), *_series(back_set, back.ids)]
+        is_back = torch.arange(len(labels)) >= len(train.labels)
+        kept = labels % 5 != 4
+        parts = (features[kept], labels[kept], _rows(series, kept))
+        scores = [few_label_accuracy(*parts, offsets, is_back[kept]) for offsets in ((0,), data.labels)]
+        return {"one_label": scores[0], "four_labels": scores[1]}
     if data.test is None:
-        series = [int(Path(train_set.key(index)).stem) for index in train.ids.tolist()]
+        series = _series(train_set, train.ids)
         validation = train.labels % 5 == 4  # every fifth class
         rows = validation if run.stage.startswith("tune") else ~validation
         score = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), (0,))
@@ -235,25 +296,34 @@ def evaluate(run: Run, folder: Path, source: str, images: Path) -> dict[str, Any
     return {"knn": round(100 * knn(*pairs).top1, 2), "linear": round(100 * linear_cached(*pairs).top1, 2)}
 
 
+def _series(dataset: Any, ids: Any) -> list[int]:
+    """Return the number of each image in its class's series, which is its file name."""
+    return [int(Path(dataset.key(index)).stem) for index in ids.tolist()]
+
+
 def _rows(series: list[int], keep: Any) -> list[int]:
     return [number for number, kept in zip(series, keep.tolist(), strict=True) if kept]
 
 
-def few_label_accuracy(features: Any, labels: Any, series: list[int], offsets: tuple[int, ...]) -> float:
+def few_label_accuracy(
+    features: Any, labels: Any, series: list[int], offsets: tuple[int, ...], held_out: Any = None
+) -> float:
     """Return the 1-NN accuracy in percent with a few labeled images per class, averaged over every choice of them.
 
     `series` numbers the images of a class (angle, writer). For each number s, the labeled images of a class are s plus
     each offset, modulo the range of the numbers; all others of the classes that have a labeled image are classified.
+    With `held_out` (n,), only those images are classified, and only others are labeled.
     """
     import torch
 
     unit = torch.nn.functional.normalize(features, dim=1)
     number = torch.tensor(series)
-    period = 360 if number.max() > 100 else int(number.max())
+    period = 360 if number.max() >= 355 else int(number.max())
     accuracies = []
-    for first in sorted(set(series)):
-        labeled = torch.isin(number % period, torch.tensor([(first + offset) % period for offset in offsets]))
-        queries = ~labeled & torch.isin(labels, labels[labeled])
+    known = torch.ones_like(labels, dtype=torch.bool) if held_out is None else ~held_out
+    for first in sorted(set(number[known].tolist())):
+        labeled = torch.isin(number % period, torch.tensor([(first + offset) % period for offset in offsets])) & known
+        queries = (~labeled if held_out is None else held_out) & torch.isin(labels, labels[labeled])
         nearest = (unit @ unit[labeled].T).argmax(dim=1)
         accuracies.append((labels[labeled][nearest] == labels)[queries].float().mean().item())
     return round(100 * sum(accuracies) / len(accuracies), 2)
@@ -314,7 +384,7 @@ def main() -> int:
     a = parser.parse_args()
     if a.command == "list":
         records = read_records(RECORDS)
-        for run in [*all_runs(records), *cifar10_runs()]:
+        for run in dict.fromkeys([*all_runs(records), *cifar10_runs()]):
             print("done" if run.key in records else "    ", run.key)
         return 0
     if a.images is None or a.work is None:

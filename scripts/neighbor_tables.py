@@ -24,8 +24,8 @@ PAGE = ROOT / "docs" / "results" / "neighbor-study.md"
 FIGURES = PAGE.parent / "figures"
 METRICS = {"one_label": "one label", "four_labels": "four labels", "knn": "kNN", "linear": "linear"}
 COLORS = {"soft-max": "#2f6fb3", "hard": "#c8553d", "coil100": "#2f6fb3", "omniglot": "#c8553d", "cifar5": "#3f8f5f",
-          "cifar10": "#7d5fb2"}  # fmt: skip
-MARKERS = {"coil100": "o", "omniglot": "s", "cifar5": "^", "cifar10": "D"}
+          "cifar10": "#7d5fb2", "digits": "#b58a1d"}  # fmt: skip
+MARKERS = {"coil100": "o", "digits": "v", "omniglot": "s", "cifar5": "^", "cifar10": "D"}
 
 Record = dict[str, Any]
 
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     PAGE.write_text(new, encoding="utf-8")
     FIGURES.mkdir(parents=True, exist_ok=True)
     draw_gain(records, FIGURES / "neighbor-gain.png")
+    draw_gain(records, FIGURES / "neighbor-gain-agreement.png", "agreement")
     draw_estimate(records, FIGURES / "neighbor-estimate.png")
     print(f"{PAGE}: rebuilt from {len(records)} runs")
     return 0
@@ -59,21 +60,51 @@ def accuracy_tables(records: list[Record]) -> str:
     """Return one table per data set: accuracy, difference to none, purity and CPU seconds of each row."""
     parts = []
     for data in DATA:
-        for round_ in SEEDS:
-            tested = [r for r in records if r["stage"] == f"test{round_}" and r["data"] == data]
-            rows = {row: {r["seed"]: r for r in tested if r["row"] == row} for row in ROWS}
-            rows = {row: runs for row, runs in rows.items() if runs}
-            if rows:
-                parts.append(_accuracy_table(f"{data}{f', round {round_}' if round_ else ''}", rows))
+        parts += [
+            _accuracy_table(f"`{data}`, round {round_ or 1}", rows)
+            for round_ in SEEDS
+            if (rows := _rows_of(records, f"test{round_}", data))
+        ]
+        if longer := _rows_of(records, "cpu", data):
+            same = {row: runs for row, runs in _rows_of(records, "test2", data).items() if row not in longer}
+            parts.append(_accuracy_table(f"`{data}`, round 2, equal CPU seconds", {**same, **longer}))
+    if rows := _rows_of(records, "sector", "coil100-sector"):
+        parts.append(_accuracy_table("`coil100`, held-out poses", rows))
     return "\n\n".join(parts)
 
 
-def _accuracy_table(data: str, rows: dict[str, dict[int, Record]]) -> str:
+def _rows_of(records: list[Record], stage: str, data: str) -> dict[str, dict[int, Record]]:
+    """Return the runs of a stage by row and seed; rows without runs are left out."""
+    runs = [r for r in records if r["stage"] == stage and r["data"] == data]
+    rows = {row: {r["seed"]: r for r in runs if r["row"] == row} for row in ROWS}
+    return {row: of_row for row, of_row in rows.items() if of_row}
+
+
+def ablation_table(records: list[Record]) -> str:
+    """Return the difference of each changed setting to the tuned soft row."""
+    base = {r["seed"]: r for r in records if r["stage"] == "test2" and (r["data"], r["row"]) == ("coil100", "soft")}
+    chosen = next(iter(base.values()))["settings"] if base else {}
+    groups: dict[str, dict[int, Record]] = defaultdict(dict)
+    for r in records:
+        if r["stage"] == "ablate":
+            changed = {name: value for name, value in r["settings"].items() if chosen.get(name) != value}
+            groups[", ".join(f"{name} {value}" for name, value in changed.items())][r["seed"]] = r
+    lines = ["| change | seeds | one label | − soft | four labels | − soft | purity |", "|---|--:|--:|--:|--:|--:|--:|"]
+    for change, runs in (("none (soft)", base), *groups.items()) if base else ():
+        cells = [change, str(len(runs))]
+        for metric in ("one_label", "four_labels"):
+            own, other = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base))
+            cells += [_mean_sd(list(own.values())), "" if runs is base else _difference(paired(own, other))]
+        lines.append("| " + " | ".join([*cells, _percent(runs, "neighbor_purity")]) + " |")
+    return "\n".join(lines)
+
+
+def _accuracy_table(title: str, rows: dict[str, dict[int, Record]]) -> str:
     metrics = [name for name in METRICS if name in next(iter(next(iter(rows.values())).values()))]
     seeds = sorted({seed for runs in rows.values() for seed in runs})
     header = "| row | seeds | " + " | ".join(f"{METRICS[m]} | − none" for m in metrics)
     lines = [
-        f"**`{data}`**, seeds {', '.join(map(str, seeds))}", "",
+        f"**{title}**, seeds {', '.join(map(str, seeds))}", "",
         f"{header} | purity | agreement | CPU s |", "|---|--:|" + "--:|--:|" * len(metrics) + "--:|--:|--:|",
     ]  # fmt: skip
     for row, runs in rows.items():
@@ -125,10 +156,13 @@ def tuning_table(records: list[Record]) -> str:
 
 def sweep_table(records: list[Record]) -> str:
     """Return gain over none and purity of every point of the figure."""
-    lines = ["| data | views | K | row | seeds | purity | gain over none |", "|---|---|--:|---|--:|--:|--:|"]
+    lines = [
+        "| data | views | K | row | seeds | purity | agreement | gain over none |",
+        "|---|---|--:|---|--:|--:|--:|--:|",
+    ]
     lines += [
         f"| {point['data']} | {point['views']} | {point['k']} | {point['row']} | {point['seeds']} | "
-        f"{100 * point['purity']:.0f} % | {_difference(point['pair'])} |"
+        f"{100 * point['purity']:.0f} % | {100 * point['agreement']:.0f} % | {_difference(point['pair'])} |"
         for point in gains(records)
     ]
     return "\n".join(lines)
@@ -159,7 +193,7 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
     for r in records:
         if r["stage"] == "sweep":
-            view = tuple((name, value) for name, value in sorted(r["settings"].items()) if name != "neighbors")
+            view = tuple((name, r["settings"][name]) for name in ("views", "crop_min") if name in r["settings"])
             groups[r["data"], view, r["settings"].get("neighbors"), r["row"]][r["seed"]] = r
     points = []
     for (data, view, k, row), runs in groups.items():
@@ -169,17 +203,19 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
         metric = next(name for name in ("one_label", "knn") if name in next(iter(runs.values())))
         pair = paired({s: r[metric] for s, r in runs.items()}, {s: r[metric] for s, r in base.items()})
         if pair is not None:
-            purity = statistics.fmean(r["neighbor_purity"] for r in runs.values())
+            purity, agreement = (
+                statistics.fmean(r[name] for r in runs.values()) for name in ("neighbor_purity", "neighbor_agreement")
+            )
             views = ", ".join(f"{name} {value}" for name, value in view) or "as above"
             points.append(
                 {"data": data, "views": views, "k": k, "row": row, "seeds": len(pair["by_seed"]), "purity": purity,
-                 "pair": pair}
+                 "agreement": agreement, "pair": pair}
             )  # fmt: skip
     return sorted(points, key=lambda point: (point["data"], point["views"], point["k"], point["row"]))
 
 
-def draw_gain(records: list[Record], file: Path) -> None:
-    """Draw the gain over none against neighbor purity."""
+def draw_gain(records: list[Record], file: Path, name: str = "purity") -> None:
+    """Draw the gain over none against the purity or the agreement of the neighbors."""
     from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
 
     points = gains(records)
@@ -193,11 +229,11 @@ def draw_gain(records: list[Record], file: Path) -> None:
             own = [p for p in points if p["data"] == data and p["row"] == row]
             if own:
                 axes.scatter(
-                    [100 * p["purity"] for p in own], [p["pair"]["mean"] for p in own], marker=MARKERS[data], s=46,
+                    [100 * p[name] for p in own], [p["pair"]["mean"] for p in own], marker=MARKERS[data], s=46,
                     color=COLORS[row], alpha=0.85, label=f"{'soft' if row == 'soft-max' else 'hard'}, {data}",
                 )  # fmt: skip
-    axes.set(xlabel="neighbor purity in the last epoch (%)", ylabel="gain over no neighbors (points)")
-    axes.set_title("Gain from neighbors against their purity", loc="left", fontsize=11.5, color=INK)
+    axes.set(xlabel=f"neighbor {name} in the last epoch (%)", ylabel="gain over no neighbors (points)")
+    axes.set_title(f"Gain from neighbors against their {name}", loc="left", fontsize=11.5, color=INK)
     axes.grid(color=GRID)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8.5, ncols=2)
@@ -229,7 +265,8 @@ def draw_estimate(records: list[Record], file: Path) -> None:
 
 
 SECTIONS: dict[str, Callable[[list[Record]], str]] = {
-    "accuracy": accuracy_tables, "tuning": tuning_table, "sweep": sweep_table, "estimate": estimate_table,
+    "accuracy": accuracy_tables, "tuning": tuning_table, "sweep": sweep_table, "ablations": ablation_table,
+    "estimate": estimate_table,
 }  # fmt: skip
 
 

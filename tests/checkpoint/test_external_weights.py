@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import save_file
 
-from snclr.checkpoint.encoder_file import save_encoder
+from snclr.checkpoint.encoder_file import load_encoder, save_encoder
 from snclr.checkpoint.external_weights import read_weights
+from snclr.cli.main import main
 from snclr.errors import UserError
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.train.build import initialize_encoders
@@ -252,3 +254,70 @@ def test_the_encoder_and_the_target_network_both_get_the_weights(tmp_path, capsy
     with torch.no_grad():
         encoder.cls_token.add_(1)
     assert not torch.equal(encoder.cls_token, momentum.cls_token), "the copies must not share memory"
+
+
+def test_pretrained_reads_torchvisions_weights_from_its_cache(tmp_path, monkeypatch):
+    import torchvision
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    name = torchvision.models.ResNet18_Weights.DEFAULT.url.rsplit("/", 1)[1]
+    (tmp_path / "hub/checkpoints").mkdir(parents=True)
+    model = torchvision.models.resnet18()
+    torch.save(model.state_dict(), tmp_path / "hub/checkpoints" / name)
+    found = read_weights("pretrained", RESNET)
+    assert same({key: value for key, value in model.state_dict().items() if not key.startswith("fc.")}, found.state)
+    assert found.warnings == ()
+    with pytest.raises(UserError, match="there is no pretrained"):
+        read_weights("./pretrained", RESNET)
+
+
+def test_pretrained_weights_of_timm_with_another_normalization_warn(tmp_path, monkeypatch):
+    import timm
+
+    spec = resolve_encoder("vit_tiny_patch16_224", image_size=32)
+    create = timm.create_model
+    model = create("vit_tiny_patch16_224", img_size=32, **{k: v for k, v in spec.model_args.items() if k != "img_size"})
+    save_file(model.state_dict(), tmp_path / "vit.safetensors")
+    overlay = {"file": str(tmp_path / "vit.safetensors"), "hf_hub_id": None}
+    monkeypatch.setattr(
+        timm, "create_model", lambda *args, **kwargs: create(*args, **kwargs, pretrained_cfg_overlay=overlay)
+    )
+    found = read_weights("pretrained", spec)
+    assert same({key: value for key, value in model.state_dict().items() if not key.startswith("head.")}, found.state)
+    assert ["mean (0.5, 0.5, 0.5)" in text for text in found.warnings] == [True]
+    with pytest.raises(UserError, match=r"have 3 attention heads, not 6"):
+        read_weights("pretrained", resolve_encoder("vit_tiny_patch16_224", image_size=32, heads=6))
+
+
+def test_pretrained_without_a_network_or_without_weights_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", lambda *a, **k: (_ for _ in ()).throw(OSError("no network")))
+    with pytest.raises(UserError, match=r"from torchvision \(no network\). Download them"):
+        read_weights("pretrained", RESNET)
+    with pytest.raises(UserError, match="no pretrained weights of resnet10-tiny"):
+        read_weights("pretrained", TINY)
+
+
+def test_import_writes_a_folder_that_evaluations_take(tmp_path, capsys):
+    import torchvision
+
+    model = torchvision.models.resnet18().eval()
+    torch.save(model.state_dict(), tmp_path / "resnet18.pth")
+    arguments = ["import", str(tmp_path / "resnet18.pth"), "--encoder", "resnet18", "--image-size", "32"]
+    arguments += ["--stem", "standard", "--out", str(tmp_path / "imported")]
+    assert main(arguments) == 0
+    assert "ignored: fc (2)" in capsys.readouterr().out
+    encoder, _ = load_encoder(tmp_path / "imported")
+    model.fc = torch.nn.Identity()
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(encoder(images), model(images), rtol=0, atol=0)
+    for label in ("ants", "bees"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(10):
+            pixels = (torch.rand(32, 32, 3) * 255).byte().numpy()
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
+    assert (
+        main(["knn", str(tmp_path / "imported"), "--data", str(tmp_path / "photos"), "--no-baselines", "--k", "3"]) == 0
+    )
+    assert main(arguments) == 2
+    assert "not an empty folder" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import read_results
 from snclr.methods.snclr.loss import positiveness
 from snclr.runtime.stop import StopRequested
-from snclr.train.saved_run import load_trained_method
+from snclr.train.load_run import load_trained_method
 from tests.helpers import tiny_run
 
 

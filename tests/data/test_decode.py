@@ -13,6 +13,7 @@ from PIL import Image, PngImagePlugin
 
 from snclr.data import decode as module
 from snclr.data.decode import SUFFIXES, BadImage, decode, decode_stream
+from tests.reliability import unusual_images
 
 
 def color_image(height=24, width=40):
@@ -206,50 +207,15 @@ def png(*chunks):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def ihdr(width, height):
-    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-
-
 def encoded(kind, **options):
     buffer = io.BytesIO()
     Image.fromarray(color_image()).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
-TEXT_BOMB = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(b"\0" * (PngImagePlugin.MAX_TEXT_CHUNK + 1)))
-BAD_FILES = {
-    "empty": (b"", "empty file"),
-    "text": (b"hello, I am no image at all", "not an image of a known format"),
-    "html": (b"<html><body>404</body></html>", "not an image of a known format"),
-    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n", "not an image of a known format"),
-    "psd": (b"8BPS\0\1" + b"\0" * 6 + struct.pack(">HIIHH", 3, 4, 4, 8, 3) + b"\0" * 60, "known format"),
-    "pdf": (b"%PDF-1.4\n%%EOF", "known format"),
-    "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "known format"),
-    "pixel bomb": (
-        png(ihdr(10_001, 10_000), chunk(b"IDAT", zlib.compress(b"")), chunk(b"IEND", b"")),
-        "100000000 pixels",
-    ),
-    "giant pixel bomb": (png(ihdr(60_000, 60_000), chunk(b"IEND", b"")), "too many pixels"),
-    "gif bomb": (encoded("GIF")[:6] + b"\xff" * 4 + encoded("GIF")[10:], "too many pixels"),
-    "text bomb": (png(ihdr(1, 1), TEXT_BOMB, chunk(b"IDAT", zlib.compress(b"\0abc")), chunk(b"IEND", b"")), "damaged"),
-    "late text bomb": (
-        png(ihdr(1, 1), chunk(b"IDAT", zlib.compress(b"\0abc")), TEXT_BOMB, chunk(b"IEND", b"")),
-        "damaged",
-    ),
-    "no data": (png(ihdr(4, 4), chunk(b"IEND", b"")), "damaged"),
-    "truncated jpeg": (encoded("JPEG")[:-200], "damaged"),
-    "truncated png": (encoded("PNG")[:-200], "damaged"),
-    "truncated webp": (encoded("WEBP", lossless=True)[:-100], "damaged|known format"),
-    "truncated tiff": (encoded("TIFF")[:-500], "damaged"),
-    "truncated bmp": (encoded("BMP")[:-500], "damaged"),
-    "jpeg header": (encoded("JPEG")[:20], "damaged|known format"),
-    "no pixels": (b"P6 0 0 255\n", "pixels|damaged|known format"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize("name", unusual_images.bad())
 def test_bad_files_are_refused_with_a_reason(tmp_path, name):
-    content, message = BAD_FILES[name]
+    content, message = unusual_images.bad()[name]
     path = tmp_path / "bad.jpg"
     path.write_bytes(content)
     with pytest.raises(BadImage, match=message) as caught:

@@ -1,4 +1,4 @@
-"""Views: geometry, the two croppers, colors against torchvision, and that a view depends on its own image alone."""
+"""Views: geometry, both croppers, color transforms against torchvision, and independence of the batch."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -53,7 +53,7 @@ def keyed(ids, view=0, seed=1, epoch=2):
     return {"seed": seed, "epoch": epoch, "ids": np.asarray(ids), "view": view}
 
 
-# Where a crop lies
+# Position of a crop
 
 
 @given(height=st.integers(1, 500), width=st.integers(1, 500), low=st.floats(0.01, 1), seed=st.integers(0, 99))
@@ -75,11 +75,11 @@ def test_boxes_have_the_distribution_of_random_resized_crops():
     assert share.max() > 0.97
     assert ratio.min() == pytest.approx(0.75, abs=0.02)
     assert ratio.max() == pytest.approx(4 / 3, abs=0.02)
-    small = share < 0.5  # there every shape fits, so the first try is taken and the draws show as they are
+    small = share < 0.5  # every shape fits, so the first try is always used
     assert np.mean(share[small] < 0.29) == pytest.approx(0.5, abs=0.02)
     assert np.mean(np.log(ratio[small])) == pytest.approx(0, abs=0.01)
     assert np.mean(ratio[small] < 1) == pytest.approx(0.5, abs=0.02)
-    # The position is uniform over what is left.
+    # The position is uniform.
     assert np.mean(top / (400 - h + 1e-9)) == pytest.approx(0.5, abs=0.02)
     assert np.mean(left / (500 - w + 1e-9)) == pytest.approx(0.5, abs=0.02)
     assert top[small].min() == 0
@@ -93,7 +93,7 @@ def test_an_elongated_image_falls_back_to_a_center_crop():
     assert (boxes == [(3000 - 40) // 2, 0, 40, 30]).all()
 
 
-# Cutting it out
+# Cropping
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_crops_do_not_depend_on_the_training_precision(images):
         assert torch.equal(crop, crop_views(images, TRAIN_CROP, 32, **keyed(np.arange(200))))
 
 
-# Colors, image by image against torchvision
+# Color transforms, image by image against torchvision
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_blur_is_torchvisions(size, kernel):
 
 
 def test_blur_in_chunks_is_blur():
-    x = unit(n=7, size=400)  # 480,000 numbers an image: two a chunk
+    x = unit(n=7, size=400)  # 480,000 values per image: two images per chunk
     weights = color.blur_weights(torch.linspace(0.5, 3, 7), 11, 400, 400).float()
     alone = torch.cat([color.blur(x[i : i + 1], weights[i : i + 1]) for i in range(7)])
     assert torch.equal(color.blur(x, weights), alone)
@@ -219,7 +219,7 @@ def test_blur_scales_with_the_view():
 
 
 def reference(crop, settings, seed, epoch, index, view):
-    """One view by torchvision, with the draws in the order that views.py documents."""
+    """Compute one view with torchvision from the same random numbers."""
     u = uniforms(seed, epoch, np.array([index]), view, 33)[0]
     jitter, order, gray, blur, width, solarize = u[23:29]
     strengths = 2 * u[29:33] - 1
@@ -232,7 +232,7 @@ def reference(crop, settings, seed, epoch, index, view):
             lambda x: tv.adjust_hue(x, settings.hue * strengths[3]),
         ]
         left, rest = list(range(4)), int(order * 24)
-        for size in (6, 2, 1, 1):  # the factorial digits of a permutation's number
+        for size in (6, 2, 1, 1):  # the factorial digits of the index of a permutation
             position, rest = divmod(rest, size)
             x = steps[left.pop(position)](x)
     if gray < settings.grayscale:
@@ -246,13 +246,13 @@ def reference(crop, settings, seed, epoch, index, view):
 
 @pytest.mark.parametrize("group", [name for name, views in VIEW_GROUPS.items() if not views[0].randaugment])
 @pytest.mark.parametrize("view", [0, 1])
-def test_a_view_is_what_torchvision_makes_of_the_same_draws(images, group, view):
+def test_a_view_equals_torchvisions_for_the_same_random_numbers(images, group, view):
     how = VIEW_GROUPS[group][view]
     ids = np.arange(1000, 1120)
     cut = crop_views(images[:120], how, 64, **keyed(ids, view))
     got = color_views(cut, how, **keyed(ids, view))
     expected = torch.stack([reference(crop, how, 1, 2, i, view) for crop, i in zip(cut, ids, strict=True)])
-    # Solarising jumps at one half: a rounding may land on either side of it, for a pixel or two in 100,000.
+    # Solarization is discontinuous at one half: rounding changes a pixel or two in 100,000.
     far = ((got - expected).abs() > 2e-4).float().mean()
     assert far < 1e-4
     assert got.shape == (120, 3, 64, 64)
@@ -295,7 +295,7 @@ def test_a_view_never_depends_on_the_number_of_threads(images, monkeypatch):
         return color_views(crop, VIEW_GROUPS["byol"][1], **keyed(np.arange(200)))
 
     alone = make()
-    monkeypatch.setattr(threads, "_SMALL", 0)  # as if this were much work
+    monkeypatch.setattr(threads, "_SMALL", 0)  # use all threads
     torch.set_num_threads(3)
     try:
         assert torch.equal(alone, make())
@@ -303,7 +303,7 @@ def test_a_view_never_depends_on_the_number_of_threads(images, monkeypatch):
         torch.set_num_threads(1)
 
 
-def test_small_work_gets_one_thread_and_leaves_the_setting_alone():
+def test_small_tensors_use_one_thread_and_the_setting_is_restored():
     torch.set_num_threads(3)
     try:
         with threads.threads_for(1000):

@@ -18,14 +18,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from snclr.methods.config import METHODS
 from snclr.runtime.stop import StopFlag
 from snclr.train.build import build_task
-from snclr.train.config import resolve
+from snclr.train.config import resolve, settings_for_method
 from snclr.train.pretrain_task import PretrainTask
 from snclr.train.trainer import Trainer
 from tests.helpers.pretended_gpu import NAME, PretendedGpu
 
 SMALL = {
     "data": "demo", "out": "unused", "recipe": "demo", "encoder": "resnet10-tiny", "image_size": 16, "batch_size": 32,
-    "hidden": 32, "dim": 16, "workers": 0, "accelerator": "cpu", "compile": False,
+    "hidden": 32, "dim": 16, "workers": 0, "device": "cpu", "compile": False,
 }  # fmt: skip
 PARTS = ("batch", "step", "metrics")
 STEPS = 3
@@ -67,7 +67,7 @@ class PretendedFabric:
 
 def run_method(name: str, world_size: int) -> dict[str, Any]:
     """Return the counts of the last of three steps: host waits by part and line, kernels, collectives, dtypes."""
-    config = resolve({k: v for k, v in {**SMALL, "method": name}.items() if k in settings_of(name)})
+    config = resolve(settings_for_method(name, {**SMALL, "method": name}))
     counts: dict[str, collections.Counter[str]] = {}
     with PretendedGpu() as gpu, StopFlag() as stop:
         task: PretrainTask = build_task(config, PretendedFabric(world_size, autocast=True))
@@ -94,21 +94,6 @@ def run_method(name: str, world_size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def settings_of(method: str) -> set[str]:
-    return {
-        "data",
-        "out",
-        "recipe",
-        "encoder",
-        "image_size",
-        "batch_size",
-        "workers",
-        "accelerator",
-        "compile",
-        "method",
-    } | (METHODS[method].setting_names() & SMALL.keys())
-
-
 def lines(gpu: PretendedGpu) -> collections.Counter[str]:
     return collections.Counter({f"{what} at {line}": count for (what, line), count in sorted(gpu.waits.items())})
 
@@ -118,7 +103,7 @@ class SilentProgress:
 
     done = 0
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         pass
 
     def update(self, *_: object) -> None:

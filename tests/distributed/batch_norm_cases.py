@@ -1,4 +1,4 @@
-"""Layers and inputs for the test of synchronized batch norm; uneven shares, so that counts matter."""
+"""Layers and inputs for the test of synchronized batch norm. Ranks get different numbers of rows."""
 
 import torch
 from timm.layers import BatchNormAct2d
@@ -16,7 +16,7 @@ CASES = {
 
 
 def build(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The layer, its input and the weights of a loss, in double precision."""
+    """Return the layer, its input and the weights of a linear loss, in double precision."""
     make, shape = CASES[name]
     generator = torch.Generator().manual_seed(len(name))
     norm = make().double()
@@ -30,6 +30,6 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def rows_of(count: int, rank: int, size: int) -> slice:
-    """Rank 0 gets most of the rows."""
-    cut = [0, *(count - size + rank + 1 for rank in range(size))]
-    return slice(cut[rank], cut[rank + 1])
+    """Return the rows of a rank: one for each rank, the rest for rank 0."""
+    bounds = [0, *(count - size + rank + 1 for rank in range(size))]
+    return slice(bounds[rank], bounds[rank + 1])

@@ -1,4 +1,4 @@
-"""Run by torchrun: our synchronized batch norm on each process's rows, its results gathered and written to a file."""
+"""Run on several ranks: synchronized batch norm on each rank's rows; rank 0 writes the gathered results to a file."""
 
 import sys
 
@@ -17,12 +17,12 @@ def main(out: str) -> None:
     found = {}
     for name in CASES:
         norm, x, weight = build(name)
-        mine = rows_of(len(x), rank, size)
+        own_rows = rows_of(len(x), rank, size)
         layer = synchronize_batch_norm(nn.Sequential(norm))[0]
         assert isinstance(layer, SyncBatchNorm)
-        x = x[mine].requires_grad_()
+        x = x[own_rows].requires_grad_()
         y = layer(x)
-        (y * weight[mine]).sum().backward()
+        (y * weight[own_rows]).sum().backward()
         found[name] = {
             "output": all_gather_rows(y.detach()), "input": all_gather_rows(x.grad), "state": layer.state_dict(),
             "parameters": [all_reduce_sum(part.grad.clone()) for part in layer.parameters()],

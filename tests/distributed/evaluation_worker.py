@@ -1,4 +1,4 @@
-"""Every evaluation of a run, in this process or on several: python evaluation_worker.py RUN OUT."""
+"""Run every evaluation of a run, in this process or on several ranks: python evaluation_worker.py RUN OUT."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from snclr.evaluation import finetune as engine
 def measure(run: Path, out: Path) -> None:
     """Write all results to OUT/results.json, features to OUT/features.npz and fine-tuned weights to OUT/weights.npz."""
     out.mkdir(parents=True, exist_ok=True)
-    plain = engine.evaluate_classifier
+    original = engine.evaluate_classifier
 
-    def keeping(model: Any, *arguments: Any, **options: Any) -> Any:
+    def evaluate_and_save(model: Any, *arguments: Any, **options: Any) -> Any:
         if rank_and_size()[0] == 0:
             np.savez(out / "weights.npz", **{name: value.numpy() for name, value in model.state_dict().items()})
-        return plain(model, *arguments, **options)
+        return original(model, *arguments, **options)
 
-    engine.evaluate_classifier = keeping
+    engine.evaluate_classifier = evaluate_and_save
     try:
         found = {
             "knn": snclr.knn(run, k=7, quiet=True).to_dict(),
@@ -35,7 +35,7 @@ def measure(run: Path, out: Path) -> None:
             "neighbors": snclr.neighbors(run, rows=4, out=out / "neighbors.png", quiet=True).to_dict(),
         }
     finally:
-        engine.evaluate_classifier = plain
+        engine.evaluate_classifier = original
     if rank_and_size()[0] == 0:
         (out / "results.json").write_text(json.dumps(found))
 

@@ -2,7 +2,7 @@
 
 usage: fault_worker.py slow SECONDS ARGUMENTS …      rank 0 is slow to open the dataset
        fault_worker.py stuck STEP ARGUMENTS …        rank 1 never gets the batch of that step
-       fault_worker.py apart FOLDER ARGUMENTS …      rank 1 works in another folder, and sees no run or another one
+       fault_worker.py chdir FOLDER ARGUMENTS …      rank 1 works in another folder, like a node without the shared disk
        fault_worker.py killed N ARGUMENTS …          rank 0 is killed in its N-th checkpoint
        fault_worker.py hang SECONDS ARGUMENTS …      rank 1 hangs in an evaluation with that timeout
        fault_worker.py agent 0 ARGUMENTS …           the torchrun agent is killed during an evaluation
@@ -28,7 +28,7 @@ from snclr.train import build, trainer
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def open_slowly(seconds: float) -> None:
+def delay_opening(seconds: float) -> None:
     inner = build.open_dataset
 
     def open_dataset(*args, **kwargs):
@@ -38,7 +38,7 @@ def open_slowly(seconds: float) -> None:
     build.open_dataset = open_dataset
 
 
-def stick_at(step: int) -> None:
+def hang_at_step(step: int) -> None:
     inner = ViewLoader.batches
 
     def batches(self, *args):
@@ -50,7 +50,7 @@ def stick_at(step: int) -> None:
     ViewLoader.batches = batches
 
 
-def die_saving(checkpoint: int) -> None:
+def kill_at_checkpoint(checkpoint: int) -> None:
     inner, count = trainer.save_checkpoint, itertools.count(1)
 
     def save_checkpoint(*args, **kwargs):
@@ -80,14 +80,14 @@ def kill_agent() -> None:
     session.extract_features = extract_features
 
 
-def fail_at(image: int, *, waiting: bool) -> None:
+def fail_at_image(image: int, *, waiting: bool) -> None:
     """Treat the images as remote; the network fails at the N-th image."""
     inner, count = FileDataset.load, itertools.count(1)
 
     def load(self, *args, **kwargs):
         if next(count) == image:
             if not waiting:
-                raise UserError("the network is away")
+                raise UserError("the network is unreachable")
             signal.setitimer(signal.ITIMER_REAL, 0.5)
             time.sleep(600)
         return inner(self, *args, **kwargs)
@@ -96,7 +96,7 @@ def fail_at(image: int, *, waiting: bool) -> None:
     FileDataset.load, FileDataset.remote = load, True
 
 
-def open_never() -> None:
+def hang_opening() -> None:
     def open_splits(*args, **kwargs):
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         time.sleep(600)
@@ -108,7 +108,7 @@ def open_never() -> None:
 if __name__ == "__main__":
     what, value = sys.argv[1:3]
     if what == "killed" and RANK == 0:
-        die_saving(int(value))
+        kill_at_checkpoint(int(value))
     if what == "hang":
         launch.launch.__kwdefaults__["timeout"] = float(value)
         if RANK == 1:
@@ -116,13 +116,13 @@ if __name__ == "__main__":
     if what == "agent":
         kill_agent()
     if what in ("unreadable", "waiting") and RANK == 1:
-        fail_at(int(value), waiting=what == "waiting")
+        fail_at_image(int(value), waiting=what == "waiting")
     if what == "opening" and RANK == 1:
-        open_never()
+        hang_opening()
     if what == "slow" and RANK == 0:
-        open_slowly(float(value))
+        delay_opening(float(value))
     if what == "stuck" and RANK == 1:
-        stick_at(int(value))
-    if what == "apart" and RANK == 1:
+        hang_at_step(int(value))
+    if what == "chdir" and RANK == 1:
         os.chdir(value)
     sys.exit(main(sys.argv[3:]))

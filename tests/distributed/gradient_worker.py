@@ -29,7 +29,7 @@ def loss(net: nn.Module, images: Tensor) -> Tensor:
 def main(out: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    net = network(seed=rank)  # rank 0's weights are everyone's
+    net = network(seed=rank)  # overwritten by the weights of rank 0
     averager = GradientAverager(net, bucket_bytes=300)
     found = []
     for _ in range(3):  # the same step three times

@@ -12,7 +12,7 @@ from snclr.distributed.collectives import create_cpu_groups, destroy_process_gro
 from snclr.errors import UserError
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line in one write: print() writes the line break separately, so lines of several ranks could mix."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -47,10 +47,10 @@ if __name__ == "__main__":
                     if rank == last:
                         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
                     long_barrier()
-        say(f"rank {rank} done after {time.monotonic() - began:.0f} s")
+        print_line(f"rank {rank} done after {time.monotonic() - began:.0f} s")
     except UserError as error:
-        say(f"rank {rank}: {error}")
+        print_line(f"rank {rank}: {error}")
     except RuntimeError as error:
-        say(f"rank {rank} raised {error}")
+        print_line(f"rank {rank} raised {error}")
     store.add("printed", 1)
     destroy_process_groups()

@@ -1,4 +1,4 @@
-"""Run by torchrun: a few steps of every method on each process's rows; loss, gradients and end state to a file."""
+"""Run on several ranks: a few steps of every method; rank 0 writes losses, gradients and the final state to a file."""
 
 import sys
 
@@ -19,7 +19,7 @@ SETTINGS = {
 BATCH, STEPS = 8, 3
 
 
-# Every method as it is, and what no default shows: learned projections, which are not used at every step.
+# Every method with its defaults, and options that communicate or need gradients of unused parameters.
 CASES = {
     "options": {"method": "snclr", "gamma": "pull", "negatives": "both-views", "predictor_layers": 0},
     "search": {
@@ -33,35 +33,35 @@ CASES = {
     "other negatives": {"method": "snclr", "sides": "other-negatives", "negatives": "both-views"},
     **{name: {"method": name} for name in METHODS},
     "learned attention": {"method": "snclr", "attention": "linear", "attention_gradient": True},
-    "learned attention, no use for it": {
+    "learned attention, unused": {
         "method": "snclr", "attention": "linear", "attention_gradient": True, "sides": "negatives",
     },
 }  # fmt: skip
 
 
-def play(name: str) -> dict:
-    """Three steps of gradient descent in double precision: the same numbers for any number of processes."""
+def run_steps(name: str) -> dict:
+    """Run three steps of gradient descent in double precision, with the same global batches for any world size."""
     config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
     method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3).double())
     rank, size = rank_and_size()
     averager = GradientAverager(method) if is_distributed() else None
-    mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    own_rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     losses, gradients = [], []
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
         views = [
             torch.randn(BATCH, 3, size, size, generator=generator, dtype=torch.float64) for size in view_sizes(config)
         ]
-        ids, labels = torch.arange(BATCH) + step * BATCH // 2, (torch.arange(BATCH) % 4) - 1  # two have none
-        output = method([view[mine] for view in views], ids[mine], epoch=step, labels=labels[mine])
+        ids, labels = torch.arange(BATCH) + step * BATCH // 2, (torch.arange(BATCH) % 4) - 1  # two images have no label
+        output = method([view[own_rows] for view in views], ids[own_rows], epoch=step, labels=labels[own_rows])
         output.loss.backward()
         if averager is not None:
             averager.finish()
         losses.append(float(all_reduce_sum(output.loss.detach().clone()) / size))
-        taken = {key: part for key, part in method.named_parameters() if part.requires_grad}
-        gradients.append({key: part.grad.clone() for key, part in taken.items()})
+        trained = {key: part for key, part in method.named_parameters() if part.requires_grad}
+        gradients.append({key: part.grad.clone() for key, part in trained.items()})
         with torch.no_grad():
-            for part in taken.values():
+            for part in trained.values():
                 part -= 0.05 * part.grad
                 part.grad = None
         method.after_step(step, STEPS)
@@ -71,7 +71,7 @@ def play(name: str) -> dict:
 
 def main(out: str) -> None:
     dist.init_process_group("gloo")
-    found = {name: play(name) for name in CASES}
+    found = {name: run_steps(name) for name in CASES}
     if dist.get_rank() == 0:
         torch.save(found, out)
     dist.destroy_process_group()

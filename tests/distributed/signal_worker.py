@@ -1,8 +1,8 @@
-"""The command line, and once STEP steps are done a signal from the second process: to itself, or to the one before it.
+"""The command line; after STEP steps, rank 1 sends a signal to itself or to rank 0, which started it.
 
-usage: signal_worker.py STEP self|main SIGNAL NOTES ARGUMENTS OF SNCLR ...
+usage: signal_worker.py STEP self|rank0 SIGNAL PID_FILE ARGUMENTS …
 
-NOTES is a file for the process id of the second process.
+Rank 1 writes its process id to PID_FILE.
 """
 
 import os
@@ -15,12 +15,12 @@ from snclr.train.pretrain_task import PretrainTask
 inner = PretrainTask.training_step
 
 
-def signal_after(step, whom, number, notes):
-    def training_step(t, batch):
-        result = inner(t, batch)
+def signal_after(step, target, number, pid_file):
+    def training_step(task, batch):
+        result = inner(task, batch)
         if batch.step + 1 == step and os.environ.get("LOCAL_RANK") == "1":
-            notes.write_text(str(os.getpid()))
-            os.kill(os.getpid() if whom == "self" else os.getppid(), number)
+            pid_file.write_text(str(os.getpid()))
+            os.kill(os.getpid() if target == "self" else os.getppid(), number)
         return result
 
     PretrainTask.training_step = training_step

@@ -1,6 +1,6 @@
-"""Run by torchrun: a few training steps by the package's own parts, and everything they did written to a file.
+"""Run on several ranks: the training steps of some cases; rank 0 writes ids, views, losses, gradients and state.
 
-usage: step_worker.py OUT PRECISION:STEPS:OPTIMIZER:ENCODER:BATCH:IMAGE_SIZE ...
+usage: step_worker.py OUT PRECISION:STEPS:OPTIMIZER:ENCODER:BATCH:IMAGE_SIZE …
 """
 
 import hashlib
@@ -20,47 +20,49 @@ SETTINGS = {
     "recipe": "demo", "data": "demo", "out": "unused", "epochs": 1, "workers": 0, "warmup_epochs": 0,
     "queue_length": 40, "neighbors": 4, "hidden": 64, "dim": 32, "temperature": 0.2, "max_bad_share": 0.0,
 }  # fmt: skip
-RATES = {"sgd": 0.1, "adamw": 0.001, "lars": 0.3}
+LEARNING_RATES = {"sgd": 0.1, "adamw": 0.001, "lars": 0.3}
 
 
-def play(precision: str, steps: int, optimizer: str, encoder: str, batch_size: int, image_size: int) -> dict:
-    """The steps' ids, views, losses and gradients, and what they left behind: the same for any number of processes."""
+def run_steps(precision: str, steps: int, optimizer: str, encoder: str, batch_size: int, image_size: int) -> dict:
+    """Return image ids, hashes of the views, losses, the first gradients and the final state, over all ranks."""
     stem = "half" if "resnet" in encoder else "auto"
     sizes = {"encoder": encoder, "stem": stem, "batch_size": batch_size, "image_size": image_size}
-    config = resolve({**SETTINGS, **sizes, "precision": precision, "optimizer": optimizer, "lr": RATES[optimizer]})
+    config = resolve(
+        {**SETTINGS, **sizes, "precision": precision, "optimizer": optimizer, "lr": LEARNING_RATES[optimizer]}
+    )
     fabric = launch_run(config)
     torch.set_num_threads(1)
-    training = build_task(config, fabric)
+    task = build_task(config, fabric)
     ids, views, losses, gradients = [], [], [], []
-    inner = training.optimizer.step
+    inner = task.optimizer.step
 
-    def step_and_note(*args, **kwargs):
+    def step_and_record(*args, **kwargs):
         if len(gradients) < 3:
-            named = training.module.named_parameters()
+            named = task.module.named_parameters()
             gradients.append({name: part.grad.clone() for name, part in named if part.grad is not None})
         return inner(*args, **kwargs)
 
-    def note_loss(_module, _arguments, output):  # before Fabric hands a loss of double precision on in single
+    def record_loss(_module, _arguments, output):  # Fabric converts a double-precision loss to single precision
         losses.append(float(all_reduce_sum(output.loss.detach().double().clone()) / fabric.world_size))
 
-    training.optimizer.step = step_and_note
-    training.module.register_forward_hook(note_loss)
-    for batch in training.loader.batches(0, steps):
-        training.training_step(batch)
+    task.optimizer.step = step_and_record
+    task.module.register_forward_hook(record_loss)
+    for batch in task.loader.batches(0, steps):
+        task.training_step(batch)
         ids.append(all_gather(batch.ids))
         rows = [[hashlib.sha256(row.contiguous().numpy().tobytes()).hexdigest() for row in v] for v in batch.views]
         views.append([[*chain.from_iterable(parts)] for parts in zip(*all_gather_objects(rows), strict=True)])
     return {
         "ids": torch.stack(ids), "views": views, "losses": losses, "gradients": gradients,
-        "state": training.module.state_dict(),
+        "state": task.module.state_dict(),
     }  # fmt: skip
 
 
 if __name__ == "__main__":
-    out, *plays = sys.argv[1:]
-    played = {}
-    for spelled in plays:
-        precision, steps, optimizer, encoder, batch_size, image_size = spelled.split(":")
-        played[spelled] = play(precision, int(steps), optimizer, encoder, int(batch_size), int(image_size))
+    out, *cases = sys.argv[1:]
+    results = {}
+    for case in cases:
+        precision, steps, optimizer, encoder, batch_size, image_size = case.split(":")
+        results[case] = run_steps(precision, int(steps), optimizer, encoder, int(batch_size), int(image_size))
     if int(os.environ.get("RANK", "0")) == 0:
-        torch.save(played, Path(out))
+        torch.save(results, Path(out))

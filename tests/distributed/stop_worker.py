@@ -1,6 +1,6 @@
-"""Run by torchrun: the command line, with a SIGTERM to one process (the last) once `step` steps are done.
+"""The command line; after STEP steps, the last rank sends SIGTERM to itself.
 
-usage: stop_worker.py STEP ARGUMENTS OF SNCLR ...
+usage: stop_worker.py STEP ARGUMENTS …
 """
 
 import os
@@ -14,8 +14,8 @@ inner = PretrainTask.training_step
 stop_after = 0
 
 
-def training_step(t, batch):
-    result = inner(t, batch)
+def training_step(task, batch):
+    result = inner(task, batch)
     if batch.step + 1 == stop_after and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return result

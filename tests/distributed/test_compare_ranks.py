@@ -1,4 +1,4 @@
-"""A run of a comparison on two processes is one attempt, whoever of them starts first."""
+"""A run of a comparison on two ranks counts as one attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = {
 
 
 @pytest.mark.slow
-def test_an_undisturbed_run_on_two_processes_is_one_attempt(tmp_path: Path) -> None:
+def test_an_uninterrupted_run_on_two_ranks_is_one_attempt(tmp_path: Path) -> None:
     images = tiny_run.write_images(tmp_path / "images")
     common = {**SMALL, "data": str(images)}
     run = make_run(Row("snclr", {"method": "snclr"}), 0, common, data="abc", evaluation=Evaluation(k=5))

@@ -6,16 +6,15 @@ import re
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from snclr.api.pack import pack
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.shards.dataset import WINDOW
 from tests.distributed.launcher import snclr, start
+from tests.helpers.noise_images import write_noise
 from tests.helpers.web import serving
 
 TINY = (
@@ -32,12 +31,7 @@ TIMEOUT = 240.0
 def site(tmp_path_factory):
     """Serve twenty small shards, more than the shuffle window holds."""
     top = tmp_path_factory.mktemp("web")
-    generator = np.random.default_rng(0)
-    for index in range(IMAGES):
-        path = top / "photos" / "ab"[index % 2] / f"{index:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = generator.integers(0, 255, (4, 4, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((20, 20), Image.Resampling.BICUBIC).save(path)
+    write_noise(top / "photos", IMAGES, size=(20, 20), classes="ab", digits=3)
     with serving(top / "site") as site:
         pack(top / "photos", shards=site.folder / "set", images_per_shard=IMAGES // SHARDS, quiet=True)
         assert len(list((site.folder / "set").glob("*.tar"))) == SHARDS > WINDOW

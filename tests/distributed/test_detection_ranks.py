@@ -1,4 +1,4 @@
-"""Detection on two processes gives the answer of one: the same images, losses to rounding, and the same evaluation."""
+"""Detection on two ranks: weights equal up to rounding, an identical evaluation, errors reported once."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def weights_of(record: dict) -> dict:
     return load_file(file)
 
 
-@pytest.mark.timeout(2700)  # six starts of torch; long only where many others compute
-def test_two_processes_give_the_answer_of_one(places):
+@pytest.mark.timeout(2700)  # six starts of torch; long only on a busy machine
+def test_two_ranks_give_the_result_of_one(places):
     data, run, base = places
     twice = Path(shutil.copytree(run, base / "twice"))
     alone = json.loads(snclr(1, "detect", run, "--data", data, *FLAGS, timeout=900).stdout)
@@ -43,25 +43,25 @@ def test_two_processes_give_the_answer_of_one(places):
         assert (value.double() - second[name].double()).abs().max() < 1e-4, name
     assert len((twice / "results.jsonl").read_text().splitlines()) == 1
 
-    # One detector, evaluated by one process and by two: the same to the last digit.
+    # The same detector, evaluated on one rank and on two, has identical numbers.
     folder = ("--detector", alone["detector"])
     again = json.loads(snclr(2, "detect", run, "--data", data, *FLAGS, *folder, timeout=900).stdout)
     for part in ("numbers", "classes", "boxes", "masks", "detections", "model_sha256"):
         assert again[part] == alone[part]
 
 
-def test_what_is_wrong_is_said_once(places):
+def test_bad_input_is_reported_once(places):
     _, run, base = places
     done = start(2, "-m", "snclr", "detect", str(run), "--data", str(base / "nothing"))
     assert done.returncode == 2
     assert done.stderr.count("is not a folder; give one with COCO annotation files") == 1, done.stderr[-2000:]
 
 
-def test_processes_that_see_other_annotations_are_told_so(places, tmp_path):
+def test_ranks_with_different_annotations_are_rejected(places, tmp_path):
     data, run, _ = places
     shutil.copytree(data, tmp_path / "here" / "data")
     tiny_coco.write(tmp_path / "there" / "data", train=5, val=5)
-    words = ("apart", str(tmp_path / "there"), "detect", str(run), "--data", "data", *FLAGS)
-    done = start(2, str(fault_worker.__file__), *words, cwd=tmp_path / "here")
+    argv = ("chdir", str(tmp_path / "there"), "detect", str(run), "--data", "data", *FLAGS)
+    done = start(2, str(fault_worker.__file__), *argv, cwd=tmp_path / "here")
     assert done.returncode == 2, done.stderr[-2000:]
     assert done.stderr.count("snclr detect: rank 1 has different images in data than rank 0") == 1

@@ -55,8 +55,8 @@ def test_frozen_encoders_give_bit_identical_results(outcomes: tuple[Outcome, Out
         assert ours["keys"].tolist() == theirs["keys"].tolist()
         np.testing.assert_array_equal(ours["features"], theirs["features"])
     for name in ("knn", "linear", "probe"):
-        mine, other = ({**a.results[name], "time": None} for a in outcomes)
-        assert mine == other, name
+        first, second = ({**a.results[name], "time": None} for a in outcomes)
+        assert first == second, name
     assert one.results["embed"]["skipped"] == two.results["embed"]["skipped"]
     assert len(one.results["embed"]["skipped"]) == 1
 
@@ -130,7 +130,7 @@ def test_a_read_error_of_one_rank_ends_both_and_is_reported_once(trained: Path, 
     image, name, *flags = command
     done = start(2, str(fault_worker.__file__), "unreadable", image, name, str(trained), *flags, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
-    message = f"snclr {name}: rank 1 failed: the network is away"
+    message = f"snclr {name}: rank 1 failed: the network is unreachable"
     assert done.stderr.count(message) == 1, done.stderr[-3000:]
 
 
@@ -170,7 +170,7 @@ def test_a_dataset_missing_on_one_rank_ends_both_and_is_reported_once(
 ) -> None:
     here, there = two_nodes
     name, *flags = command
-    argv = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
+    argv = ("chdir", str(there), name, str(trained), *flags, "--data", "photos")
     done = start(2, str(fault_worker.__file__), *argv, cwd=here, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
     message = f"snclr {name}: rank 1 failed: no dataset found for 'photos'"
@@ -186,7 +186,7 @@ def test_ranks_with_different_images_are_rejected(
     name, *flags = command
     shutil.copytree(here / "photos", there / "photos")
     next((there / "photos").glob("*/*.png")).unlink()
-    argv = ("apart", str(there), name, str(trained), *flags, "--data", "photos")
+    argv = ("chdir", str(there), name, str(trained), *flags, "--data", "photos")
     done = start(2, str(fault_worker.__file__), *argv, cwd=here, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
     assert done.stderr.count(f"snclr {name}: rank 1 has different ") == 1, done.stderr[-3000:]
@@ -196,7 +196,7 @@ def test_ranks_with_different_runs_are_rejected(trained: Path, two_nodes: tuple[
     here, there = two_nodes
     shutil.copytree(trained, here / "run")
     tiny_run.train(here / "photos", there / "run", seed=5)
-    argv = ("apart", str(there), "knn", "run", "--data", str(here / "photos"))
+    argv = ("chdir", str(there), "knn", "run", "--data", str(here / "photos"))
     done = start(2, str(fault_worker.__file__), *argv, cwd=here, timeout=120)
     assert done.returncode == 2, done.stderr[-3000:]
     assert done.stderr.count("snclr knn: rank 1 has different weights in run than rank 0") == 1, done.stderr[-3000:]

@@ -2,18 +2,17 @@
 
 import sys
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from tests.distributed.two_hosts import HANG_SECONDS, Hosts, cut_and_restart, reference_run, why_not
+from tests.distributed.two_hosts import HANG_SECONDS, Hosts, cut_and_restart, missing_requirement, reference_run
+from tests.helpers.noise_images import write_noise
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * HANG_SECONDS)]
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    if reason := why_not():
+    if reason := missing_requirement():
         pytest.skip(reason)
     made = Hosts()
     try:
@@ -24,12 +23,7 @@ def hosts():
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for index in range(40):
-        pixels = generator.integers(0, 255, (4, 4, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((20, 20), Image.Resampling.BICUBIC).save(folder / f"{index:02}.png")
-    return folder
+    return write_noise(tmp_path_factory.mktemp("photos"), 40, size=(20, 20), classes=("",))
 
 
 def test_a_cut_link_ends_the_job_and_a_restart_is_bit_identical(hosts, photos, tmp_path):
@@ -39,9 +33,9 @@ def test_a_cut_link_ends_the_job_and_a_restart_is_bit_identical(hosts, photos, t
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
-def test_without_the_means_there_is_a_reason(monkeypatch):
+def test_a_missing_requirement_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert "`ip` command" in why_not()
+    assert "`ip` command" in missing_requirement()
     monkeypatch.undo()
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert "root" in why_not() or "`ip` command" in why_not()
+    assert "root" in missing_requirement() or "`ip` command" in missing_requirement()

@@ -138,8 +138,8 @@ def test_a_single_srun_task_uses_the_flags(monkeypatch):
 def test_an_allocation_without_srun_is_not_a_launch(monkeypatch, capsys, tasks):
     set_env(monkeypatch, {**BATCH, "SLURM_NTASKS": tasks})
     assert launch.launch(accelerator="cpu").world_size == 1
-    said = capsys.readouterr().err
-    assert said == "" if tasks == "1" else "SLURM allocated 8 tasks, but only 1 will run" in said
+    printed = capsys.readouterr().err
+    assert printed == "" if tasks == "1" else "SLURM allocated 8 tasks, but only 1 will run" in printed
 
 
 def test_fabric_gets_the_resolved_ranks(monkeypatch):

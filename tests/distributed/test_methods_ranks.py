@@ -1,4 +1,4 @@
-"""Every method on two processes: the loss, gradients, queue and weights of one process with the whole batch."""
+"""Every method on two ranks has the loss, gradients, queue and weights of one rank with the whole batch."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.distributed.launcher import run
-from tests.distributed.method_worker import CASES, STEPS, play
+from tests.distributed.method_worker import CASES, STEPS, run_steps
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +20,14 @@ def two(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_do_what_one_does(two, name):
-    one, found = play(name), two[name]
+def test_two_ranks_give_the_result_of_one(two, name):
+    one, found = run_steps(name), two[name]
     for step in range(STEPS):
         assert found["losses"][step] == pytest.approx(one["losses"][step], rel=1e-9, abs=1e-12), step
         expected = one["gradients"][step]
         assert expected.keys() == found["gradients"][step].keys()
         scale = max(float(gradient.abs().max()) for gradient in expected.values())
-        assert scale > 1e-6 or (name in ("mocov2", "symmetric") and step == 0)  # whose queue is empty then
+        assert scale > 1e-6 or (name in ("mocov2", "symmetric") and step == 0)  # the queue is empty in the first step
         for key, gradient in expected.items():
             assert float((found["gradients"][step][key] - gradient).abs().max()) <= 1e-10 * max(1.0, scale), key
     for key, value in one["state"].items():

@@ -1,4 +1,4 @@
-"""The command line on several processes: resume with another number, bad images, refusals, launchers."""
+"""The command line on several ranks: resume with another world size, bad images, errors, launchers, signals."""
 
 import json
 import re
@@ -7,13 +7,12 @@ import socket
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from snclr.checkpoint.format import latest_checkpoint
 from tests.distributed.launcher import HANG_SECONDS, run, run_processes, snclr, torchrun
+from tests.helpers.noise_images import write_noise
 from tests.helpers.state_digest import digest
 
 TINY = (
@@ -26,15 +25,10 @@ TINY = (
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """40 small photos of two classes, five of them unreadable."""
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for index in range(40):
+    folder = write_noise(tmp_path_factory.mktemp("photos"), 40, size=(20, 20), classes="ab", digits=2)
+    for index in range(3, 40, 8):
         path = folder / "ab"[index % 2] / f"{index:02}.png"
-        path.parent.mkdir(exist_ok=True)
-        pixels = generator.integers(0, 255, (4, 4, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((20, 20), Image.Resampling.BICUBIC).save(path)
-        if index % 8 == 3:
-            path.write_bytes(path.read_bytes()[:60])
+        path.write_bytes(path.read_bytes()[:60])
     return folder
 
 
@@ -44,8 +38,8 @@ def state_of(out):
     return found
 
 
-def pretrain(processes, photos, out, *more):
-    return snclr(processes, *TINY, "--data", photos, "--out", out, "--max-bad-share", 0.5, *more)
+def pretrain(ranks, photos, out, *more):
+    return snclr(ranks, *TINY, "--data", photos, "--out", out, "--max-bad-share", 0.5, *more)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +49,14 @@ def alone(photos, tmp_path_factory):
     return out
 
 
-def stop_after(processes, photos, out, step):
-    """Train with so many processes until `step` and stop there, in good order."""
-    done = run(processes, str(Path(__file__).parent / "stop_worker.py"), str(step), *(str(a) for a in TINY),
+def stop_after(ranks, photos, out, step):
+    """Train on this number of ranks and stop by SIGTERM after `step`."""
+    done = run(ranks, str(Path(__file__).parent / "stop_worker.py"), str(step), *(str(a) for a in TINY),
                "--data", str(photos), "--out", str(out), "--max-bad-share", "0.5", "--resume")  # fmt: skip
     assert state_of(out).step == step, done.stderr[-3000:]
 
 
-def test_resume_with_another_number_of_processes(photos, alone, tmp_path):
+def test_a_run_resumes_with_another_world_size(photos, alone, tmp_path):
     out = tmp_path / "run"
     stop_after(2, photos, out, 5)
     stop_after(1, photos, out, 10)
@@ -83,15 +77,13 @@ def test_resume_with_another_number_of_processes(photos, alone, tmp_path):
         assert several.keys() == one.keys()
 
 
-def test_two_processes_give_the_same_run_however_they_are_started_and_count_bad_images_together(
-    photos, alone, tmp_path
-):
+def test_every_launcher_gives_the_same_run_and_the_ranks_share_the_list_of_bad_images(photos, alone, tmp_path):
     command = ("-m", "snclr", *map(str, TINY), "--data", str(photos), "--max-bad-share", "0.5", "--out")
-    ways = {"torchrun": torchrun(2, *command, str(tmp_path / "torchrun"))}
-    ways["devices"] = run(1, *command, str(tmp_path / "devices"), "--devices", "2")
-    ways["variables"] = run(2, *command, str(tmp_path / "variables"))
+    launched = {"torchrun": torchrun(2, *command, str(tmp_path / "torchrun"))}
+    launched["devices"] = run(1, *command, str(tmp_path / "devices"), "--devices", "2")
+    launched["variables"] = run(2, *command, str(tmp_path / "variables"))
     digests = set()
-    for name, done in ways.items():
+    for name, done in launched.items():
         assert done.returncode == 0, done.stderr[-3000:]
         assert "2 ranks" in done.stderr, name
         end = state_of(tmp_path / name)
@@ -101,7 +93,7 @@ def test_two_processes_give_the_same_run_however_they_are_started_and_count_bad_
     assert len(digests) == 1
 
 
-def test_an_indivisible_batch_is_refused_with_the_nearest_that_works(photos, tmp_path):
+def test_an_indivisible_batch_size_is_refused_with_the_nearest_valid_one(photos, tmp_path):
     out = tmp_path / "run"
     done = run(
         2, "-m", "snclr", "pretrain", "--recipe", "demo", "--batch-size", "7", "--data", str(photos), "--out", str(out)
@@ -112,7 +104,7 @@ def test_an_indivisible_batch_is_refused_with_the_nearest_that_works(photos, tmp
     assert not out.exists()
 
 
-def test_too_many_bad_images_stop_every_process(photos, tmp_path):
+def test_too_many_bad_images_stop_all_ranks(photos, tmp_path):
     done = run(
         2, "-m", "snclr", *map(str, TINY), "--data", str(photos), "--out", str(tmp_path / "r"), "--max-bad-share", "0.1"
     )
@@ -121,7 +113,7 @@ def test_too_many_bad_images_stop_every_process(photos, tmp_path):
 
 
 def assert_same_images(alone, out):
-    """The queue holds the same images in the same order, so every step had the same batch."""
+    """Check that the queue holds the same images in the same order, so that every step had the same batch."""
     expected, found = state_of(alone), state_of(out)
     assert found.step == expected.step
     assert torch.equal(found.tensors["method/criterion.queue.ids"], expected.tensors["method/criterion.queue.ids"])
@@ -133,8 +125,8 @@ def free_port():
         return str(free.getsockname()[1])
 
 
-def side_by_side(photos, out, variables, *more):
-    """Run the command once for each set of variables, all at once, as several machines or srun would start it."""
+def run_with_variables(photos, out, variables, *more):
+    """Run the command once for each set of environment variables at the same time, as srun does; return stderr."""
     done = run_processes(
         variables, "-m", "snclr", *map(str, TINY), "--data", str(photos), "--out", str(out), "--max-bad-share", "0.5",
         *more,
@@ -143,20 +135,20 @@ def side_by_side(photos, out, variables, *more):
     return done.stderr
 
 
-def test_a_batch_script_without_srun_starts_the_other_processes_too(photos, alone, tmp_path):
-    """SLURM has allotted tasks, but nobody started them: its variables are no launcher."""
-    allotted = {
+def test_devices_starts_the_ranks_in_a_batch_script_without_srun(photos, alone, tmp_path):
+    """SLURM has allocated tasks, but srun did not start them: its variables are not those of a launcher."""
+    allocated = {
         "SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_NNODES": "1", "SLURM_NODELIST": "nowhere",
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
     }  # fmt: skip
-    said = side_by_side(photos, tmp_path / "run", [allotted], "--devices", "2")
-    assert "2 ranks" in said
-    assert "SLURM allocated 8 tasks, but only 2 will run" in said
+    printed = run_with_variables(photos, tmp_path / "run", [allocated], "--devices", "2")
+    assert "2 ranks" in printed
+    assert "SLURM allocated 8 tasks, but only 2 will run" in printed
     assert_same_images(alone, tmp_path / "run")
 
 
-def test_slurm_tasks_become_the_processes(photos, alone, tmp_path):
-    """Two tasks a node, by `srun -N 2 -n 4` without --ntasks-per-node."""
+def test_tasks_of_srun_are_the_ranks(photos, alone, tmp_path):
+    """Two tasks per node, by `srun -N 2 -n 4` without --ntasks-per-node."""
     nodes, tasks = 2, 4
     common = {
         "SLURM_JOB_ID": "77", "SLURM_NTASKS": str(tasks), "SLURM_NNODES": str(nodes), "SLURM_NODELIST": "localhost",
@@ -167,36 +159,36 @@ def test_slurm_tasks_become_the_processes(photos, alone, tmp_path):
         {**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 2), "SLURM_NODEID": str(rank // 2)}
         for rank in range(tasks)
     ]
-    said = side_by_side(photos, tmp_path / "run", each)
-    assert f"{tasks} ranks" in said
+    printed = run_with_variables(photos, tmp_path / "run", each)
+    assert f"{tasks} ranks" in printed
     assert_same_images(alone, tmp_path / "run")
 
 
-def test_two_machines_meet_by_three_variables(photos, alone, tmp_path):
-    """Both on this one: what differs between them is NODE_RANK."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    each = [{**meet, "NODE_RANK": str(rank)} for rank in range(2)]
-    said = side_by_side(photos, tmp_path / "run", each, "--nodes", "2", "--devices", "1")
-    assert "2 ranks" in said
-    assert said.count(f"connecting 2 nodes at 127.0.0.1:{meet['MASTER_PORT']}") == 2
+def test_three_variables_connect_two_nodes(photos, alone, tmp_path):
+    """Both nodes are this machine; they differ in NODE_RANK."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    each = [{**address, "NODE_RANK": str(rank)} for rank in range(2)]
+    printed = run_with_variables(photos, tmp_path / "run", each, "--nodes", "2", "--devices", "1")
+    assert "2 ranks" in printed
+    assert printed.count(f"connecting 2 nodes at 127.0.0.1:{address['MASTER_PORT']}") == 2
     assert_same_images(alone, tmp_path / "run")
 
 
-def disturbed(photos, tmp_path, whom, number):
-    """`--devices 2` with a signal after step 5, to one of the two: its end, and what was printed until both ended."""
-    notes, out = tmp_path / "notes", tmp_path / "run"
+def run_with_signal(photos, tmp_path, target, number):
+    """Run with `--devices 2`, send a signal to one rank after step 5, and wait until both have ended."""
+    pid_file, out = tmp_path / "pid", tmp_path / "run"
     worker = str(Path(__file__).parent / "signal_worker.py")
-    done = run(1, worker, "5", whom, str(int(number)), str(notes), *map(str, TINY), "--devices", "2",
+    done = run(1, worker, "5", target, str(int(number)), str(pid_file), *map(str, TINY), "--devices", "2",
                "--data", str(photos), "--out", str(out), "--max-bad-share", "0.5")  # fmt: skip
-    pid, deadline = notes.read_text(), time.monotonic() + HANG_SECONDS
+    pid, deadline = pid_file.read_text(), time.monotonic() + HANG_SECONDS
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, done.stderr[-3000:]
         time.sleep(0.05)
     return done
 
 
-def test_a_stop_of_the_first_process_is_a_stop_of_those_it_started(photos, alone, tmp_path):
-    done = disturbed(photos, tmp_path, "main", signal.SIGTERM)
+def test_a_stop_signal_to_rank_0_stops_all_ranks(photos, alone, tmp_path):
+    done = run_with_signal(photos, tmp_path, "rank0", signal.SIGTERM)
     assert done.returncode == 143, done.stderr[-3000:]
     assert 5 <= state_of(tmp_path / "run").step < 15
     assert f"stopped by SIGTERM after step {state_of(tmp_path / 'run').step}" in done.stderr
@@ -204,11 +196,11 @@ def test_a_stop_of_the_first_process_is_a_stop_of_those_it_started(photos, alone
     assert_same_images(alone, tmp_path / "run")
 
 
-def test_a_process_that_is_killed_ends_the_one_that_started_it(photos, tmp_path):
-    """By itself, naming it, or by Fabric, which looks every five seconds and names it too."""
-    done = disturbed(photos, tmp_path, "self", signal.SIGKILL)
+def test_a_killed_rank_ends_rank_0_which_names_it(photos, tmp_path):
+    """The failed collective names rank 1, or Fabric names its process, which it checks every five seconds."""
+    done = run_with_signal(photos, tmp_path, "self", signal.SIGKILL)
     assert done.returncode in (1, 2, -signal.SIGKILL), done.stderr[-3000:]
-    pid = (tmp_path / "notes").read_text()
+    pid = (tmp_path / "pid").read_text()
     printed = done.stderr.replace("\n", " ")
     named = re.search(rf"do not respond: 1\.|Child process with PID {pid} terminated with code -9", printed)
     assert named, done.stderr[-3000:]
@@ -216,9 +208,9 @@ def test_a_process_that_is_killed_ends_the_one_that_started_it(photos, tmp_path)
     assert state_of(tmp_path / "run").step == 4
 
 
-def test_the_first_process_killed_leaves_no_orphan(photos, tmp_path):
-    """It alone writes, so what is kept is the last checkpoint before."""
-    done = disturbed(photos, tmp_path, "main", signal.SIGKILL)
+def test_the_other_rank_ends_when_rank_0_is_killed(photos, tmp_path):
+    """Only rank 0 writes, so the last checkpoint is that of step 4."""
+    done = run_with_signal(photos, tmp_path, "rank0", signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     assert state_of(tmp_path / "run").step == 4

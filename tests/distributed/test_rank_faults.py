@@ -52,14 +52,14 @@ def test_a_killed_rank_ends_the_job_before_the_timeout(images, tmp_path):
 def test_a_node_without_the_run_directory_resumes_with_the_others(images, tmp_path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
-    first = pretrain("apart", tmp_path / "there", images, "run", epochs=2, cwd=tmp_path / "here")
+    first = pretrain("chdir", tmp_path / "there", images, "run", epochs=2, cwd=tmp_path / "here")
     assert first.returncode == 0, first.stderr[-3000:]
     out = tmp_path / "here" / "run"
     losses = read_losses(out)
     shutil.rmtree(max((out / "checkpoints").glob("step-*")))  # as if it had been stopped before that
     (out / "encoder.safetensors").unlink()
     again = run(
-        2, WORKER, "apart", str(tmp_path / "there"), "pretrain", "--resume", "--out=run", cwd=tmp_path / "here"
+        2, WORKER, "chdir", str(tmp_path / "there"), "pretrain", "--resume", "--out=run", cwd=tmp_path / "here"
     )  # fmt: skip
     assert again.returncode == 0, again.stderr[-3000:]
     assert (out / "encoder.safetensors").is_file()

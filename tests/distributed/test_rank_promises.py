@@ -1,4 +1,4 @@
-"""The promises of docs/reliability.md about several processes, one trial of each; `make soak` runs them all."""
+"""The promises of docs/reliability.md about several ranks, a trial of each; `make soak` runs all trials."""
 
 from __future__ import annotations
 

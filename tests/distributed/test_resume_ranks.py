@@ -13,7 +13,7 @@ from tests.helpers.tiny_run import write_images
 SMALL = (
     "--encoder", "resnet10-tiny", "--stem", "half", "--image-size", 16, "--batch-size", 12, "--epochs", 1,
     "--warmup-epochs", 0, "--hidden", 32, "--dim", 16, "--neighbors", 3, "--queue-length", 30, "--views", "crops",
-    "--lr", 0.1, "--workers", 0, "--accelerator", "cpu", "--checkpoint-every", 1, "--keep-checkpoints", 9,
+    "--lr", 0.1, "--workers", 0, "--device", "cpu", "--checkpoint-every", 1, "--keep-checkpoints", 9,
     "--log-every", 1,
 )  # fmt: skip
 

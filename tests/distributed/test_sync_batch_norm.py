@@ -1,4 +1,4 @@
-"""Our batch norm over several processes against torch's over the whole batch, value and gradient."""
+"""Synchronized batch norm on several ranks against torch's batch norm of the whole batch, value and gradient."""
 
 from pathlib import Path
 
@@ -28,5 +28,5 @@ def test_it_is_batch_norm_of_the_whole_batch(found, name):
     torch.testing.assert_close(found[name]["input"], x.grad, **close)
     torch.testing.assert_close(found[name]["parameters"], [part.grad for part in norm.parameters()], **close)
     torch.testing.assert_close(found[name]["state"], norm.state_dict(), **close)
-    if norm.track_running_stats:  # without them each process's own batch would be the statistics
+    if norm.track_running_stats:  # without them, evaluation uses the statistics of each rank's own batch
         torch.testing.assert_close(found[name]["evaluated"], norm.eval()(x).detach(), **close)

@@ -1,7 +1,7 @@
 """Two "hosts" on one machine: network namespaces with a link between them that can be cut and restored.
 
-Each has its own loopback, one address and no other way out. Files and the host's name are shared. `link_cut` is a
-trial as `tests/reliability/promises.py` lists them.
+Each has its own loopback and one address on the link. The file system and the host name are shared. `link_cut` is a
+trial of `tests/reliability/promises.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from tests.reliability.harness import Sandbox, last_step
 PORT = 29400
 TIMEOUT = 10.0
 MARGIN = 20.0
-"""Seconds beyond the timeout in which both hosts are free again: ten are left to torchrun to end by itself where its
-rendezvous is behind the cut link, two pass between signs of life, and the rest is for processes to end."""
+"""Seconds beyond the timeout within which both ranks must end."""
 HANG_SECONDS = 600.0
 """Seconds after which a process counts as hung, even on a busy machine; TCP alone would wait 15 minutes."""
 SETTINGS = {
@@ -38,8 +37,8 @@ _numbers = itertools.count()
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
 
 
-def why_not() -> str | None:
-    """Why no namespaces can be made here, or None where they can."""
+def missing_requirement() -> str | None:
+    """Return why network namespaces cannot be created here, or None if they can."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's; this is {sys.platform}"
     if shutil.which("ip") is None:
@@ -53,12 +52,12 @@ def why_not() -> str | None:
     return None
 
 
-def _ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 class Hosts:
-    """Two namespaces and the link; `close` ends whatever still runs in them and removes them."""
+    """Two network namespaces and the link; `close` kills the processes in them and removes them."""
 
     def __init__(self) -> None:
         number = next(_numbers)
@@ -88,10 +87,10 @@ class Hosts:
             _ip("-n", name, "link", "set", f"link{side}", "up")
 
     def torchrun(self, side: int, log: Path, *arguments: object) -> subprocess.Popen[bytes]:
-        """Start one process of a job of two on that host, as `torchrun --rdzv-backend c10d` does on real ones.
+        """Start one of two ranks on that host by `torchrun --rdzv-backend c10d`, as on real hosts.
 
-        The names of these hosts lead nowhere, so each is told its address (torchrun), its interface (gloo), and which
-        of them keeps the rendezvous.
+        The host name does not resolve to the address in the namespace, so torchrun gets the address, gloo the
+        interface, and host 0 is set as the host of the rendezvous.
         """
         command = [
             "ip", "netns", "exec", self.names[side], sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
@@ -104,7 +103,7 @@ class Hosts:
             return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
 
     def empty(self, seconds: float = 10.0) -> bool:
-        """Whether no process is left in the two namespaces, or soon will be."""
+        """Wait up to `seconds` until no process is left in the namespaces; return whether none is."""
         deadline = time.monotonic() + seconds
         while left := any(_ip("netns", "pids", name).split() for name in self.names):
             if time.monotonic() > deadline:
@@ -113,23 +112,23 @@ class Hosts:
         return not left
 
     def close(self) -> None:
-        """End what still runs in the namespaces (nothing else can be there) and remove them, the link with them."""
-        made = {line.split()[0] for line in _ip("netns", "list").splitlines() if line}
-        mine = [name for name in self.names if name in made]
+        """Kill the processes in the namespaces and remove them with the link."""
+        existing = {line.split()[0] for line in _ip("netns", "list").splitlines() if line}
+        own = [name for name in self.names if name in existing]
         deadline = time.monotonic() + 20
-        while any(pids := [_ip("netns", "pids", name).split() for name in mine]) and time.monotonic() < deadline:
+        while any(pids := [_ip("netns", "pids", name).split() for name in own]) and time.monotonic() < deadline:
             for pid in (pid for some in pids for pid in some):
                 try:
                     os.kill(int(pid), signal.SIGKILL)
                 except ProcessLookupError:
                     continue
             time.sleep(0.1)
-        for name in mine:
+        for name in own:
             _ip("netns", "delete", name)
 
 
 class Job:
-    """The same `snclr pretrain --resume` on both hosts; `said` is what each printed."""
+    """The same `snclr pretrain --resume` on both hosts; `outputs` is what each printed."""
 
     def __init__(self, hosts: Hosts, data: Path, out: Path) -> None:
         self.out = out
@@ -139,22 +138,22 @@ class Job:
         self.agents = [hosts.torchrun(side, self.logs[side], *command) for side in (0, 1)]
 
     @property
-    def said(self) -> list[str]:
+    def outputs(self) -> list[str]:
         return [log.read_text(errors="replace") for log in self.logs]
 
     def wait(self) -> list[int | None]:
-        """The exit codes of both hosts' torchruns."""
+        """Wait for both torchrun agents and return their exit codes."""
         deadline = time.monotonic() + HANG_SECONDS
         while any(agent.poll() is None for agent in self.agents):
-            assert time.monotonic() < deadline, "still running:\n" + "\n---\n".join(self.said)
+            assert time.monotonic() < deadline, "still running:\n" + "\n---\n".join(self.outputs)
             time.sleep(0.05)
         return [agent.returncode for agent in self.agents]
 
     def wait_for_errors(self) -> None:
         """Wait until both ranks have printed which rank is missing."""
         deadline = time.monotonic() + HANG_SECONDS
-        while not all("Ranks that do not respond" in said for said in self.said):
-            assert time.monotonic() < deadline, f"no error after {HANG_SECONDS:.0f} s:\n" + "\n---\n".join(self.said)
+        while not all("Ranks that do not respond" in text for text in self.outputs):
+            assert time.monotonic() < deadline, f"no error after {HANG_SECONDS:.0f} s:\n" + "\n---\n".join(self.outputs)
             time.sleep(0.05)
 
     def wait_for_step(self, step: int) -> None:
@@ -162,13 +161,13 @@ class Job:
         deadline = time.monotonic() + HANG_SECONDS
         while last_step(self.out) < step:
             codes = [agent.poll() for agent in self.agents]
-            assert codes == [None, None], f"ended with {codes} before step {step}:\n" + "\n---\n".join(self.said)
-            assert time.monotonic() < deadline, f"step {step} was not reached:\n" + "\n---\n".join(self.said)
+            assert codes == [None, None], f"ended with {codes} before step {step}:\n" + "\n---\n".join(self.outputs)
+            assert time.monotonic() < deadline, f"step {step} was not reached:\n" + "\n---\n".join(self.outputs)
             time.sleep(0.01)
 
 
 def end_of(out: Path) -> Checkpoint:
-    """The last checkpoint; none of them damaged."""
+    """Return the last checkpoint; a damaged one is a failure."""
     found = latest_checkpoint(out / "checkpoints", lambda text: pytest.fail(text))
     assert found is not None
     return found
@@ -190,18 +189,18 @@ def cut_and_restart(hosts: Hosts, data: Path, out: Path, step: int, reference: P
     finally:
         hosts.restore()
     codes = job.wait()
-    assert 0 not in codes, job.said
+    assert 0 not in codes, job.outputs
     assert hosts.empty(), "no process outlives its job"
     assert not strict or took <= TIMEOUT + MARGIN, f"{took:.1f} s from the cut to the end of both\n" + "\n".join(
-        job.said
+        job.outputs
     )
-    for side, said in enumerate(job.said):  # each names the one it cannot hear
-        assert f"Ranks that do not respond: {1 - side}." in said, said
+    for side, text in enumerate(job.outputs):  # each rank names the other
+        assert f"Ranks that do not respond: {1 - side}." in text, text
     before, expected = end_of(out), end_of(reference)
     assert 0 < before.step < expected.step
     again = Job(hosts, data, out)
-    assert again.wait() == [0, 0], again.said
-    assert f"resuming after step {before.step} of {expected.step}" in "".join(again.said)
+    assert again.wait() == [0, 0], again.outputs
+    assert f"resuming after step {before.step} of {expected.step}" in "".join(again.outputs)
     found = end_of(out)
     assert digest(found.tensors, found.step) == digest(expected.tensors, expected.step)
     assert (out / "encoder.safetensors").read_bytes() == (reference / "encoder.safetensors").read_bytes()
@@ -215,8 +214,8 @@ def reference_run(data: Path, out: Path) -> Path:
 
 
 def link_cut(sandbox: Sandbox, seed: int) -> None:
-    """The link between two hosts is cut in mid-training: both end in the set time, and a restart is bit-identical."""
-    if reason := why_not():
+    """Cut the link between two hosts during training: both ranks end in time, and a restart is bit-identical."""
+    if reason := missing_requirement():
         pytest.skip(reason)
     hosts, reference = Hosts(), sandbox.root / "reference-hosts"
     try:

@@ -29,8 +29,8 @@ from snclr.runtime.stop import StopRequested
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import read_config, resolve
 from snclr.train.health import PURITY_IN_TRAINING, PURITY_OF_QUEUE
+from snclr.train.load_run import load_trained_method
 from snclr.train.pretrain import pretrain
-from snclr.train.saved_run import load_trained_method
 from tests.helpers import tiny_run
 
 

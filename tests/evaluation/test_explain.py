@@ -20,7 +20,7 @@ from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import FORMS, SIDES, SoftNeighborLoss
-from snclr.train.saved_run import load_trained_method
+from snclr.train.load_run import load_trained_method
 from tests.helpers import tiny_run
 from tests.methods import naive
 

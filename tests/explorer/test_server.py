@@ -360,16 +360,22 @@ def test_compare_sorts_images_by_the_overlap_of_their_neighbors(client):
     assert same["overlap"] == 1.0
 
 
+def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monkeypatch):
+    monkeypatch.setattr("snclr.explorer.screens.compare.SAMPLE", 20)
+    counts = {other: ask(client, f"api/compare?one=a&other={other}").json()["count"] for other in ("b", "pixels")}
+    assert counts == {"b": 48, "pixels": 19}  # one of the 20 sampled images is damaged
+
+
 def test_views_are_those_of_training(client, trained, images):
     from snclr.data.loader import ViewLoader
     from snclr.explorer.run_data import OpenedRun
-    from snclr.train.build import view_groups
+    from snclr.train.build import view_settings
 
     dataset = open_dataset(str(images))
     with open_session(trained, device="cpu", quiet=True) as session:
         run = OpenedRun("a", trained, session)
     loader = ViewLoader(
-        dataset, views=view_groups(run.config), image_size=16, batch_size=16, seed=run.seed, channels_last=False
+        dataset, views=view_settings(run.config), image_size=16, batch_size=16, seed=run.seed, channels_last=False
     )
     batch = next(loader.batches(start=4, stop=5))  # of epoch 1
     row = 3

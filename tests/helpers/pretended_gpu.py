@@ -1,4 +1,4 @@
-"""A pretended GPU: values on the CPU, CUDA's rules for mixing devices, every wait of the host counted with its line.
+"""A pretended GPU: values on the CPU, CUDA's rules for mixing devices, and every host wait counted with its line.
 
 It registers torch's spare device type under the name "pretend" for the whole process, so use it in a process of its
 own. Within `PretendedGpu()` the device exists; tensors live there as after `.to("cuda")`. Collectives are answered as

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from snclr.api.retrieval import explain
 from snclr.checkpoint.format import latest_checkpoint
@@ -21,12 +20,13 @@ from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.methods.config import METHODS, MethodName
 from snclr.runtime.settings import describe
-from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.build import build_method, encoder_spec, view_settings
 from snclr.train.config import resolve, settings_for_method
+from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
 from snclr.train.optim import build_optimizer
 from snclr.train.pretrain import pretrain
-from snclr.train.saved_run import load_trained_method
+from tests.helpers.noise_images import write_noise
 from tests.methods import naive
 
 SMALL = {
@@ -240,7 +240,7 @@ def train_briefly(name, demo_images, seed=0):
     method = build_method(config, encoder_spec(config), classes=5)
     optimizer = build_optimizer("adamw", method.named_parameters(), lr=LR.get(name, 0.003), weight_decay=0.01)
     loader = ViewLoader(
-        dataset, views=view_groups(config), image_size=SIDE, batch_size=BATCH, seed=seed, workers=0, rank=0,
+        dataset, views=view_settings(config), image_size=SIDE, batch_size=BATCH, seed=seed, workers=0, rank=0,
         world_size=1, device=torch.device("cpu"), max_bad_share=0.1,
     )  # fmt: skip
     before, losses = knn(method.encoder, test_images, labels), []
@@ -266,13 +266,7 @@ def test_every_method_learns_from_images(name, demo_images):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    for i in range(16):
-        (folder / f"class{i % 2}").mkdir(exist_ok=True)
-        pixels = generator.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"class{i % 2}" / f"{i}.png")
-    return str(folder)
+    return str(write_noise(tmp_path_factory.mktemp("images"), 16))
 
 
 OPTIONS = [

@@ -35,8 +35,8 @@ from snclr.data.shards.index import PackedNames, ShardIndex
 from snclr.data.shards.manifest import INDEX, MANIFEST, Manifest, ShardEntry, write_manifest
 from snclr.errors import UserError
 from snclr.models.encoders import EncoderSpec, resolve_encoder
+from snclr.train.load_run import config_for_resume
 from snclr.train.metrics import read_metrics
-from snclr.train.saved_run import config_for_resume
 from tests.reliability.harness import SETTINGS, Sandbox
 from tests.reliability.payloads import _resign
 

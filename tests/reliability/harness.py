@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from snclr.checkpoint.format import Checkpoint, latest_checkpoint, load_checkpoint
 from snclr.train.metrics import read_metrics
+from tests.helpers.noise_images import write_noise
 from tests.helpers.state_digest import digest
 from tests.reliability.fork_server import ForkedProcess, shared_fork_server
 
@@ -40,11 +38,7 @@ def setting_flags(*overrides: str, **settings: Any) -> list[str]:
 
 def write_images(folder: Path, count: int = 70) -> Path:
     """Write noise images in two classes (70: four batches and an incomplete one) and a file that is no image."""
-    generator = np.random.default_rng(0)
-    for i in range(count):
-        pixels = generator.integers(0, 255, (20, 24, 3), dtype=np.uint8)
-        (folder / f"class{i % 2}").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(folder / f"class{i % 2}" / f"{i}.png")
+    write_noise(folder, count, size=(20, 24))
     (folder / "class0" / "broken.png").write_bytes(b"not an image")
     return folder
 

@@ -1,4 +1,4 @@
-"""Promise 13: the names of a person's files cannot harm the page about a run on them."""
+"""Promise 13: hostile names of images, folders and runs have no effect on the report page."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.helpers.chromium import find_chromium, open_tab
 from tests.helpers.visit import hostile, requests, use
 from tests.reliability.harness import SETTINGS, Sandbox
 
-_ADDRESS = "http://127.0.0.1:9"  # nobody listens there, and nobody may ask
+_ADDRESS = "http://127.0.0.1:9"  # nothing listens there, and no request may be sent
 _PIECES = "<>\"'`&;:=(){}[]$%#!\\\n\t\x1b\u202e\u2028é猫 "
 
 
 def hostile_names(sandbox: Sandbox, seed: int) -> None:
-    """A run on images of such names, in folders of such names, under such a name; its page in a real browser."""
+    """Train on images in folders with hostile names, in a run directory with one, and open the report in a browser."""
     if find_chromium() is None:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
-    random_ = random.Random(seed)
+    generator = random.Random(seed)
     names = hostile(_ADDRESS)
-    random_.shuffle(names)
-    images = _write(sandbox.new_path(f"data{_one_part(names[0])}"), names, random_)
+    generator.shuffle(names)
+    images = _write(sandbox.new_path(f"data{_one_part(names[0])}"), names, generator)
     out = sandbox.new_path("named") / _one_part(names[1])
     settings: dict[str, Any] = {**SETTINGS, "epochs": 1, "warmup-epochs": 0}
     sandbox.snclr(
@@ -47,12 +47,12 @@ def hostile_names(sandbox: Sandbox, seed: int) -> None:
         assert tab.events_of("Log.entryAdded") == []
 
 
-def _write(folder: Path, names: list[str], random_: random.Random) -> Path:
-    """Two classes, two images for each name, one of them with random signs about it, and a file that is no image."""
+def _write(folder: Path, names: list[str], generator: random.Random) -> Path:
+    """Write two images per name in two classes, one with random characters in its name, and a file that is no image."""
     pixels = np.random.default_rng(0)
     for number, name in enumerate(names * 2):
-        noise = "".join(random_.choices(_PIECES, k=12)) if number >= len(names) else ""
-        # A slash in a name makes folders of it, which the page's key puts together again.
+        noise = "".join(generator.choices(_PIECES, k=12)) if number >= len(names) else ""
+        # A slash in a name creates folders; the key of the image contains it again.
         path = (
             folder
             / _one_part(names[3 + number % 2])
@@ -65,5 +65,5 @@ def _write(folder: Path, names: list[str], random_: random.Random) -> Path:
 
 
 def _one_part(name: str) -> str:
-    """The name with no slash in it, and not too long to be a file's."""
+    """Return the name without slashes, shortened to a valid file name."""
     return name.replace("/", "\u2215")[:80]

@@ -451,10 +451,12 @@ PAYLOADS: dict[str, Payload] = {
         (_shell(lambda folder, canary: f"mkdir {canary}; cat 000.tar"),),
     ),
     "data: shell in a name": Payload(
-        _data("$(mkdir CANARY).tar"), "do not exist", (_shell(lambda folder, canary: f"cat $(mkdir {canary}).tar"),)
+        _data("$(mkdir CANARY).tar"),
+        "missing shards: 1 of 1",
+        (_shell(lambda folder, canary: f"cat $(mkdir {canary}).tar"),),
     ),
     "data: file URL": Payload(_data("file:///etc/passwd"), "has no valid tar header", ()),
-    "list file with shell commands": Payload(_list, "3 files that do not exist", (_listed(0), _listed(1), _listed(2))),
+    "list file with shell commands": Payload(_list, "lists 3 missing files", (_listed(0), _listed(1), _listed(2))),
     "EPS under another name": Payload(_postscript, "Next: snclr", (_ghostscript,), code=0),
     "shard with ../, links, pickles": Payload(
         _tar,

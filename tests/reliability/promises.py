@@ -1,6 +1,6 @@
-"""The promises of docs/reliability.md: each with its trial, and how often it is tried in `make test` and `make soak`.
+"""The promises of docs/reliability.md, each with its trial and the number of trials in `make test` and `make soak`.
 
-A trial is a function (sandbox, seed) that raises where the promise is broken. Tests and soak run the same ones.
+A trial is a function (sandbox, seed) that raises if the promise is broken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Trial = Callable[[Sandbox, int], None]
 
 @dataclass(frozen=True)
 class Promise:
-    """A line of the table. `short` are the seeds tried in `make test`, `full` how many seeds in `make soak`."""
+    """A row of the table: `short` has the seeds of `make test`, `full` the number of seeds of `make soak`."""
 
     row: str
     text: str
@@ -25,11 +25,11 @@ class Promise:
     full: int
     short: tuple[int, ...]
     checks: int = 1
-    """How many things one trial tries, where it is more than one."""
+    """Number of cases in one trial."""
 
     @property
     def multi_rank(self) -> bool:
-        """Whether a trial starts several processes that train together."""
+        """Whether a trial trains on several ranks."""
         return self.trial.__module__ in (ranks.__name__, two_hosts.__name__, steps.__name__)
 
     @property
@@ -79,7 +79,11 @@ PROMISES = (
     Promise("7", "full disk (a tmpfs of a few hundred kilobytes)", disks.small_tmpfs, 5, (2,)),
     Promise("8", "a damaged checkpoint is skipped with a warning", damage.damaged, 200, tuple(range(12))),
     Promise(
-        "9", "opening a file never executes code from it", payloads.payload, len(payloads.PAYLOADS), (1, 8, 13, 15)
+        "9",
+        "opening a file never executes code from it",
+        payloads.payload,
+        len(payloads.PAYLOADS),
+        (1, 8, 13, 15, 22, 24),
     ),
     Promise(
         "10", "unusual images are decoded correctly, bad ones rejected with a reason", unusual_images.decoded, 2, (0, 1)

@@ -1,8 +1,9 @@
-"""One rank under torchrun: an `snclr` command with faults, that leaves notes for the trial.
+"""One rank under torchrun: an `snclr` command with faults.
 
-They are its process id, its exit code, and the last step that an earlier attempt had done when this one began.
+It writes files for the trial to FOLDER, named RESTART-RANK: .pid (process id), .step (last step of earlier attempts),
+and .code (exit code).
 
-usage: rank_worker.py FOLDER RUN FAULTS(JSON) ARGUMENTS OF SNCLR …
+usage: rank_worker.py FOLDER RUN FAULTS(JSON) ARGUMENTS …
 """
 
 import json
@@ -14,13 +15,13 @@ from tests.reliability import inject
 from tests.reliability.harness import last_step
 
 if __name__ == "__main__":
-    me = Path(sys.argv[1]) / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
-    me.with_suffix(".pid").write_text(str(os.getpid()))
-    me.with_suffix(".done").write_text(str(last_step(Path(sys.argv[2]))))
+    record = Path(sys.argv[1]) / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
+    record.with_suffix(".pid").write_text(str(os.getpid()))
+    record.with_suffix(".step").write_text(str(last_step(Path(sys.argv[2]))))
     for fault in json.loads(sys.argv[3]):
         getattr(inject, fault.pop("name"))(**fault)
     from snclr.cli.main import main
 
     code = main(sys.argv[4:])
-    me.with_suffix(".code").write_text(str(code))
+    record.with_suffix(".code").write_text(str(code))
     sys.exit(code)

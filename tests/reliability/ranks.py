@@ -1,4 +1,4 @@
-"""The promises about several processes (3, and parts of 1, 4, 5, 6, 11 and 12), with torchrun and gloo on the CPU."""
+"""Promise 3 and the parts of promises 1, 4, 5, 6, 11 and 12 about several ranks, with torchrun and gloo on the CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANKS = 2
 STOPS = list(itertools.product(("agent", "group"), (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)))
 ORPHAN_SECONDS = 10.0
 TIMEOUT_SECONDS = 20
-"""Less, and a busy machine alone would make a process look dead."""
+"""A shorter one could expire on a busy machine."""
 
 
 class Job:
@@ -61,20 +61,20 @@ class Job:
         return self.log.read_text(errors="replace")
 
     def pid(self, rank: int, restart: int = 0) -> int:
-        """A rank's process id."""
+        """Return the process id of a rank."""
         return int((self.notes / f"{restart}-{rank}.pid").read_text())
 
     def codes(self) -> dict[str, str]:
-        """Exit codes of the ranks that came to an end by themselves."""
+        """Return the exit codes of the ranks that were not killed."""
         return {path.stem: path.read_text() for path in self.notes.glob("*.code")}
 
-    def began(self) -> list[int]:
-        """After which step the attempts that found a checkpoint went on, as the run itself said."""
+    def resumed_steps(self) -> list[int]:
+        """Return the steps after which attempts resumed, as printed."""
         return [int(step) for step in re.findall(rf"resuming after step (\d+) of {STEPS}\b", self.output)]
 
-    def done_before(self, restart: int) -> int:
-        """How many steps the attempts before that one had done when it began."""
-        return int((self.notes / f"{restart}-0.done").read_text())
+    def steps_before(self, restart: int) -> int:
+        """Return the last step of the attempts before that restart."""
+        return int((self.notes / f"{restart}-0.step").read_text())
 
     def wait_for_step(self, step: int) -> None:
         """Wait until that step is in the metrics."""
@@ -85,14 +85,14 @@ class Job:
             time.sleep(0.01)
 
     def wait(self, seconds: float = HANG_SECONDS) -> int:
-        """The agent's exit code."""
+        """Wait for the agent and return its exit code."""
         try:
             return self.agent.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds:.0f} s:\n{self.output[-3000:]}") from None
 
-    def living(self) -> list[int]:
-        """The ranks' processes that are there."""
+    def running_pids(self) -> list[int]:
+        """Return the process ids of the ranks that still run."""
         pids = [int(path.read_text()) for path in self.notes.glob("*.pid")]
         return [pid for pid in pids if _alive(pid)]
 
@@ -100,8 +100,8 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing running, whatever the trial found."""
-        for pid in self.living():
+        """Kill the ranks and the agent if they still run."""
+        for pid in self.running_pids():
             os.kill(pid, signal.SIGKILL)
         self.agent.send_signal(signal.SIGKILL, group=True)
         self.agent.wait(HANG_SECONDS)
@@ -118,7 +118,7 @@ def _rank_command(
 
 
 def reference(sandbox: Sandbox) -> Path:
-    """The run on two processes that nothing happened to; made once."""
+    """Return an uninterrupted run on two ranks, made once."""
     if "ranks" not in sandbox.cached_runs:
         out = sandbox.new_path("reference-ranks")
         _finish(sandbox, out)
@@ -127,14 +127,14 @@ def reference(sandbox: Sandbox) -> Path:
 
 
 def repeat_ranks(sandbox: Sandbox, seed: int) -> None:
-    """The same command on two processes, with 0 or 2 loader workers each, gives the same run."""
+    """Run the same command on two ranks with 0 or 2 dataloader workers each: it gives the reference run."""
     out = sandbox.new_path()
     _finish(sandbox, out, workers=2 * (seed % 2))
     _compare(sandbox, out)
 
 
 def rank_killed(sandbox: Sandbox, seed: int) -> None:
-    """Kill -9 of one rank: torchrun starts all anew, at most a checkpoint interval is lost, and the end is the same."""
+    """Kill one rank: torchrun restarts all, at most one checkpoint interval is lost, and the result is the same."""
     out = sandbox.new_path()
     with Job(sandbox, out, restarts=3, faults=_slow()) as job:
         step = 1 + random.Random(seed).randrange(STEPS - 3)
@@ -143,15 +143,15 @@ def rank_killed(sandbox: Sandbox, seed: int) -> None:
         assert job.wait() == 0, job.output[-3000:]
         attempts = sorted(path.stem for path in job.notes.glob("*-0.pid"))
         assert attempts == ["0-0", "1-0"], f"started {len(attempts)} times:\n{job.output[-3000:]}"
-        done, went_on = job.done_before(1), job.began()
+        done, resumed = job.steps_before(1), job.resumed_steps()
         assert step <= done < STEPS, (step, done)
-        assert len(went_on) <= 1, went_on
-        assert done - sum(went_on) <= CHECKPOINT_EVERY, (done, went_on)  # none: a start from nothing
+        assert len(resumed) <= 1, resumed
+        assert done - sum(resumed) <= CHECKPOINT_EVERY, (done, resumed)  # [] before the first checkpoint
     _compare(sandbox, out)
 
 
 def agent_killed(sandbox: Sandbox, seed: int) -> None:
-    """Kill -9 of the agent: its ranks end within 10 s, having saved, and the run goes on by --resume."""
+    """Kill the torchrun agent: its ranks save and end within 10 s, and --resume continues the run."""
     out = sandbox.new_path()
     with Job(sandbox, out, workers=2 * (seed % 2), faults=_slow()) as job:
         job.wait_for_step(2 + seed % 7)
@@ -159,30 +159,30 @@ def agent_killed(sandbox: Sandbox, seed: int) -> None:
         os.kill(job.agent.pid, signal.SIGKILL)
         job.wait()
         deadline = time.monotonic() + (ORPHAN_SECONDS if sandbox.check_time_limits else HANG_SECONDS)
-        while left := job.living():
-            assert time.monotonic() < deadline, f"orphans live on: {left}\n{job.output[-2000:]}"
+        while left := job.running_pids():
+            assert time.monotonic() < deadline, f"ranks still run: {left}\n{job.output[-2000:]}"
             time.sleep(0.05)
         kept = newest_checkpoint(out)
         assert kept is not None, job.output[-3000:]
         assert before <= kept.step == last_step(out) < STEPS, (before, kept.step, last_step(out))
         assert job.codes() == {f"0-{rank}": "143" for rank in range(RANKS)}, (job.codes(), job.output[-3000:])
-    _go_on(sandbox, out)
+    _finish_in_soak(sandbox, out)
 
 
 def stop_ranks(sandbox: Sandbox, seed: int) -> None:
-    """A signal to the agent, or to all at once: a checkpoint of the step they stopped at, and the same end."""
-    whom, number = STOPS[seed % len(STOPS)]
+    """Send a signal to the agent or the process group: the last step is saved, and --resume gives the same result."""
+    target, number = STOPS[seed % len(STOPS)]
     out = sandbox.new_path()
     with Job(sandbox, out, workers=2 * (seed // len(STOPS) % 2), faults=_slow()) as job:
         job.wait_for_step(3 + seed % 5)
         before, began = last_step(out), time.monotonic()
-        (os.killpg if whom == "group" else os.kill)(job.agent.pid, number)
+        (os.killpg if target == "group" else os.kill)(job.agent.pid, number)
         job.wait()
-        while job.living():  # an agent that the signal ended itself leaves its ranks to end alone
+        while job.running_pids():  # an agent that the signal ends does not wait for its ranks
             assert time.monotonic() - began < HANG_SECONDS, job.output[-3000:]
             time.sleep(0.05)
         assert not sandbox.check_time_limits or time.monotonic() - began <= 25, (
-            f"{time.monotonic() - began:.0f} s to the end"
+            f"ended after {time.monotonic() - began:.0f} s"
         )
         allowed = {"143", "130"} if number == signal.SIGINT else {"143"}
         assert set(job.codes().values()) <= allowed, (job.codes(), job.output[-3000:])
@@ -195,7 +195,7 @@ def stop_ranks(sandbox: Sandbox, seed: int) -> None:
 
 
 def resized(sandbox: Sandbox, seed: int) -> None:
-    """Begun on two processes, killed, gone on with one, killed, ended on two: each step had the same images."""
+    """Start on two ranks, kill, resume on one, kill, finish on two: each step has the same images."""
     out = sandbox.new_path()
     with Job(sandbox, out, faults=[{"name": "kill_at", "point": "before rename", "nth": 2}]) as job:
         assert job.wait() != 0
@@ -223,10 +223,10 @@ def resized(sandbox: Sandbox, seed: int) -> None:
 
 
 def nonfinite(sandbox: Sandbox, seed: int) -> None:
-    """A loss (even seeds) or the gradient of a finite one is not finite on one rank: all stop before the update.
+    """Make the loss (even seeds) or the gradient of one rank not finite: all ranks stop before the update.
 
-    What is written down are the images of that very step; the parameters and the queue that every process has at its
-    end are those of the checkpoint before it. The run can go on unharmed.
+    nonfinite.json lists the images of that step. Every rank still has the parameters and the queue of the checkpoint
+    before it, and the run can be resumed.
     """
     what, rank, step = ("loss", "gradient")[seed % 2], seed // 2 % RANKS, 4 + seed % 5
     value = ("nan", "inf")[seed // 4 % 2]
@@ -241,24 +241,24 @@ def nonfinite(sandbox: Sandbox, seed: int) -> None:
     assert f"step {step}: the {what} is not finite{where}; nothing was updated" in done.stderr, done.stderr[-3000:]
     images = [json.loads((notes / f"{n}.ids").read_text()) for n in range(RANKS)]
     weights = [(notes / f"{n}.weights").read_text() for n in range(RANKS)]
-    guilty = [rank] if what == "loss" else list(range(RANKS))
+    named = [rank] if what == "loss" else list(range(RANKS))
     record = json.loads((out / "nonfinite.json").read_text())
     assert record["step"] == step
-    assert record["ranks"] == guilty
+    assert record["ranks"] == named
     assert math.isfinite(float(record["loss"])) == (what == "gradient"), record
     assert not math.isfinite(float(record["gradient_norm"])), record
-    assert record["ids"] == [image for n in guilty for image in images[n]], (record, images)
+    assert record["ids"] == [image for n in named for image in images[n]], (record, images)
     assert len({image for part in images for image in part}) == SETTINGS["batch-size"], images
     kept = newest_checkpoint(out)
     assert kept is not None
     assert kept.step == step == last_step(out), (kept.step, last_step(out))
-    assert weights == [inject.weights_digest(kept.tensors)] * RANKS, "a process had updated its parameters"
+    assert weights == [inject.weights_digest(kept.tensors)] * RANKS, "a rank has updated its parameters"
     (out / "nonfinite.json").unlink()
-    _go_on(sandbox, out)
+    _finish_in_soak(sandbox, out)
 
 
 def stopped(sandbox: Sandbox, seed: int) -> None:
-    """A rank that hangs (SIGSTOP) ends the job in the set time, and is named."""
+    """Suspend a rank (SIGSTOP): the job ends within the timeout and names it."""
     rank, out = seed % RANKS, sandbox.new_path()
     with Job(sandbox, out, f"--timeout={TIMEOUT_SECONDS}", faults=_slow()) as job:
         job.wait_for_step(2)
@@ -268,12 +268,14 @@ def stopped(sandbox: Sandbox, seed: int) -> None:
         while _alive(other):
             assert time.monotonic() - began < HANG_SECONDS, job.output[-3000:]
             time.sleep(0.05)
-        assert not sandbox.check_time_limits or time.monotonic() - began < TIMEOUT_SECONDS + 15, "late"
+        assert not sandbox.check_time_limits or time.monotonic() - began < TIMEOUT_SECONDS + 15, (
+            "the other rank ended too late"
+        )
         if not sandbox.check_time_limits:  # torchrun kills a rank that does not react to SIGTERM only after 30 s
             os.kill(job.pid(rank), signal.SIGKILL)
         assert job.wait() != 0
         assert f"Ranks that do not respond: {rank}." in job.output, job.output[-3000:]
-    _go_on(sandbox, out)
+    _finish_in_soak(sandbox, out)
 
 
 def _slow() -> list[dict[str, Any]]:
@@ -288,8 +290,8 @@ def _finish(sandbox: Sandbox, out: Path, workers: int = 0) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def _go_on(sandbox: Sandbox, out: Path) -> None:
-    """In a soak, end the run and compare it; the short tests have trials of that kind already."""
+def _finish_in_soak(sandbox: Sandbox, out: Path) -> None:
+    """In the soak, resume the run to its end and compare it; in `make test`, `rank_killed` shows the same."""
     if sandbox.check_time_limits:
         _finish(sandbox, out)
         _compare(sandbox, out)
@@ -301,7 +303,7 @@ def _compare(sandbox: Sandbox, out: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process is there; a zombie that nobody has reaped is not."""
+    """Whether a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

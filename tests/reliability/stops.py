@@ -1,4 +1,4 @@
-"""Promise 5: a stop (Ctrl-C, Kubernetes, SLURM) saves within a step, says how to go on, and changes nothing."""
+"""Promise 5: a stop (Ctrl-C, Kubernetes, SLURM) saves the current step and prints the command that continues it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from tests.reliability.harness import STEPS, Sandbox, assert_same_result, last_s
 
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 CASES = list(itertools.product((2, 0), ("group", "process"), CODES))
-"""Loader workers, to whom the signal is sent, and the signal."""
+"""Dataloader workers, target of the signal, and the signal."""
 CONSOLE_SCRIPT = ["-c", "import sys; from snclr.cli.main import main; sys.exit(main())"]
 EARLY = (("pretrain", ["-m", "snclr"], 1200), ("knn", CONSOLE_SCRIPT, 600))
-"""A command, how Python starts it, and a number of modules that it imports before anything could be saved."""
+"""A command, how Python starts it, and how many modules it imports at least before it writes files."""
 MAX_SECONDS = 25.0
-"""What Kubernetes and SLURM leave at least (30 s by default), with a margin."""
+"""Kubernetes and SLURM send SIGKILL after 30 s by default."""
 
 
 def stop(sandbox: Sandbox, seed: int) -> None:
-    """Stop a run by a signal in the middle, then go on by the very command it printed."""
-    workers, whom, number = CASES[seed % len(CASES)]
+    """Stop a run by a signal, then continue it with the command that it printed."""
+    workers, target, number = CASES[seed % len(CASES)]
     reference, out = sandbox.reference_run(), sandbox.new_path()
     run = sandbox.pretrain(out, workers=workers, faults=[{"name": "slow_steps", "seconds": 0.05}])
     run.wait_for_step(3 + seed % 5)
     before, began = last_step(out), time.monotonic()
-    run.send(number, group=whom == "group")
-    said = run.expect_exit(CODES[number])
+    run.send(number, group=target == "group")
+    printed = run.expect_exit(CODES[number])
     took = time.monotonic() - began
-    assert not sandbox.check_time_limits or took <= MAX_SECONDS, f"{number.name} to the {whom}: {took:.0f} s to the end"
-    assert f"stopped by {number.name}" in said, said
+    assert not sandbox.check_time_limits or took <= MAX_SECONDS, (
+        f"{number.name} to the {target}: ended after {took:.0f} s"
+    )
+    assert f"stopped by {number.name}" in printed, printed
     command = f"snclr pretrain --resume --out {out}"
-    assert command in said, said
+    assert command in printed, printed
     kept = newest_checkpoint(out)
     assert kept is not None
-    assert kept.step == last_step(out), (kept.step, last_step(out))  # the step it stopped at, not the last interval
+    assert kept.step == last_step(out), (kept.step, last_step(out))  # the last step, not that of the last interval
     assert before <= kept.step < STEPS, (before, kept.step)
     sandbox.snclr(*command.split()[1:], out=out).expect_exit(0)
     assert_same_result(out, reference)
@@ -58,15 +60,15 @@ def early_interrupt(sandbox: Sandbox, seed: int) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     )  # fmt: skip
     assert process.stderr is not None
-    said, seen = [], 0
+    errors, seen = [], 0
     for line in process.stderr:
         if not line.startswith("import time:"):
-            said.append(line)
-        elif seen or line.endswith(" snclr.runtime.stop\n"):  # the first module of the program's `main`
+            errors.append(line)
+        elif seen or line.endswith(" snclr.runtime.stop\n"):  # imported first by `main`
             seen += 1
             if seen == imports + 1:
                 time.sleep(generator.random() / 50)
                 process.send_signal(signal.SIGINT)
     printed = process.communicate(timeout=60)[0]
-    assert (process.returncode, said, printed) == (130, ["interrupted\n"], ""), (imports, process.returncode, said)
+    assert (process.returncode, errors, printed) == (130, ["interrupted\n"], ""), (imports, process.returncode, errors)
     assert not out.exists()

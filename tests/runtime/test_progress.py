@@ -111,11 +111,11 @@ def test_percent_never_rounds_up_to_done() -> None:
 def test_say_and_quiet() -> None:
     progress, _, stream = plain()
     with progress:
-        progress.say("a [bold]line[/bold]")
+        progress.print("a [bold]line[/bold]")
     assert stream.getvalue() == "a [bold]line[/bold]\n"
     progress, _, stream = plain(quiet=True)
     with progress:
-        progress.say("x")
+        progress.print("x")
         progress.update(1000)
     assert stream.getvalue() == ""
 
@@ -124,7 +124,7 @@ def test_a_closed_terminal_does_not_end_the_job() -> None:
     progress, _, stream = plain()
     stream.close()
     progress.update(10)
-    progress.say("x")
+    progress.print("x")
     assert progress.done == 10
 
 
@@ -144,7 +144,7 @@ import sys
 from snclr.runtime.progress import Progress
 with Progress("pretrain", 1000, done=500) as progress:
     progress.update(250, 0.5, 1.5, {"loss": 3.14159})
-    progress.say("checkpoint [saved]")
+    progress.print("checkpoint [saved]")
     print("a warning", file=sys.stderr)
     print("the result")
 """
@@ -238,7 +238,7 @@ def test_a_stop_removes_the_bar(terminal: tuple[Terminal, int], stop: BaseExcept
     with suppress(KeyboardInterrupt, StopRequested), Progress("pretrain", 100, stream=stream) as progress:
         progress.update(10, 1, 1, {"loss": 3.1})
         assert "━" in "".join(stream.screen())
-        progress.say("checkpoint saved")
+        progress.print("checkpoint saved")
         raise stop
     assert stream.screen() == ["checkpoint saved"]
 

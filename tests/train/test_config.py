@@ -13,7 +13,7 @@ from snclr.errors import UserError
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS
 from snclr.recipes import RECIPES, get_recipe
 from snclr.runtime.settings import RENAMED_SETTINGS
-from snclr.train.build import build_method, encoder_spec, view_groups
+from snclr.train.build import build_method, encoder_spec, view_settings
 from snclr.train.config import (
     EARLIER_VALUES,
     PretrainConfig,
@@ -151,7 +151,7 @@ def test_every_recipe_is_complete(name):
     config = resolve({"recipe": name})
     spec = encoder_spec(config)
     assert spec.num_features > 0
-    assert len(view_groups(config)) == 2
+    assert len(view_settings(config)) == 2
     assert get_recipe(name).summary
 
 

@@ -1,4 +1,4 @@
-"""`pretrain` in one process on tiny images: what a run leaves, what it repeats, and what it refuses."""
+"""`pretrain` in one process on tiny images: files, reproducibility, options, warnings and errors."""
 
 import json
 import re
@@ -16,8 +16,9 @@ from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.loader import Batch, ViewLoader
 from snclr.train import pretrain_task
 from snclr.train.build import build_method, encoder_spec
+from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
-from snclr.train.saved_run import load_trained_method
+from tests.helpers.noise_images import write_noise
 from tests.helpers.state_digest import digest
 
 TINY = {
@@ -29,13 +30,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    for i in range(24):
-        (folder / f"class{i % 2}").mkdir(exist_ok=True)
-        pixels = generator.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"class{i % 2}" / f"{i}.png")
-    return str(folder)
+    return str(write_noise(tmp_path_factory.mktemp("images"), 24))
 
 
 def end_digest(out):
@@ -55,7 +50,7 @@ def test_a_run_writes_all_documented_files(images, tmp_path):
     wanted = {"loss", "lr", "gradient_norm", "spread", "effective_rank", "queue_fill", "collapsed"}
     wanted |= {"positiveness_entropy", "neighbor_age", "neighbor_cosine", "neighbor_purity", "queue_knn"}
     assert wanted <= set(lines[-1])
-    assert not wanted & {"neighbor_age", "neighbor_purity"} <= set(lines[0])  # nobody is a neighbor in an empty queue
+    assert not wanted & {"neighbor_age", "neighbor_purity"} <= set(lines[0])  # an empty queue has no neighbors
     assert "epoch 2/2" in (out / "train.log").read_text()
     saved = yaml.safe_load((out / "config.yaml").read_text())
     assert saved["queue_length"] == 20

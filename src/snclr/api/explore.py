@@ -38,7 +38,7 @@ def explore(
 
     Args:
         run: Run directory, the --out of snclr pretrain, complete or in progress.
-        other: Second run, or folder with an encoder, to compare with.
+        other: Second run, or folder of snclr import, to compare with.
         data: Images to explore: a folder, a list, shards or a dataset name (default: the run's training data).
         test: Test images to search for leaks (default: the test split of the data, if it has one).
         gallery: Another folder of images to search in.

@@ -1,11 +1,15 @@
-"""`snclr.export`: write the encoder of a run in the formats of other libraries."""
+"""`snclr.export` and `snclr.import_encoder`: encoders to and from other libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snclr.exporters.format import Exported
+
+if TYPE_CHECKING:
+    from snclr.checkpoint.external_weights import ImportedEncoder
 
 
 def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = None) -> list[Exported]:
@@ -21,3 +25,31 @@ def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = No
     names = [name.strip() for name in (to.split(",") if isinstance(to, str) else to)]
     unique = list(dict.fromkeys(name for name in names if name))
     return export_run(Path(run), unique, None if out is None else Path(out))
+
+
+def import_encoder(
+    weights: str | Path,
+    *,
+    encoder: str,
+    out: str | Path,
+    image_size: int = 224,
+    stem: str = "standard",
+    heads: int | None = None,
+) -> ImportedEncoder:
+    """Write weights of another library as a folder that `knn`, `neighbors`, `explore` and others take like a run.
+
+    All tensors of the encoder must be there with the right shapes; classifiers and heads are ignored. No code in the
+    file is run.
+
+    Args:
+        weights: Weights file of torchvision, timm or MoCo v3 (.pth, .pt, .safetensors), or `pretrained`: the weights
+            that the encoder's library publishes (downloaded).
+        encoder: Architecture of the weights; `snclr encoders` lists them.
+        out: Folder to write; it must not exist or be empty.
+        image_size: Side of the images in pixels.
+        stem: First layers of a ResNet: auto, standard, small or half.
+        heads: Attention heads of a ViT (default: the library's).
+    """
+    from snclr.checkpoint.external_weights import import_encoder as write_folder
+
+    return write_folder(weights, Path(out), name=encoder, image_size=image_size, stem=stem, heads=heads)

@@ -38,8 +38,8 @@ def pack(
         overwrite: Replace the shards in the output folder.
         quiet: Print no progress.
     """
-    from snclr.data.cache import parse_bytes
     from snclr.data.shards.pack import PackSettings, pack_folder
+    from snclr.runtime.memory import parse_bytes
 
     shard_bytes = parse_bytes(shard_size, "--shard-size")
     settings = PackSettings(shard_bytes, images_per_shard, seed if shuffle else None, check)

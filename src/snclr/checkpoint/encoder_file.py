@@ -34,7 +34,7 @@ SCHEMA = 1
 # Without a classifier, timm mistakes weights of these for an older layout, renames their keys and fails.
 _NEEDS_CLASSIFIER = ("swin", "davit", "nextvit")
 
-_NO_RUN = "Give a run directory (--out of snclr pretrain)."
+_GIVE_A_RUN = "Give a run directory (--out of snclr pretrain)."
 _MAX_CONFIG_BYTES = 4 * 2**20
 
 
@@ -71,12 +71,12 @@ def load_encoder(folder: Path) -> tuple[nn.Module, EncoderSpec]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder. {_NO_RUN}")
-    described = _read_config(folder / CONFIG_NAME)
-    state, saved = read_weights_file(folder / WEIGHTS_NAME)
-    description = _check_description(saved, folder / WEIGHTS_NAME)
+        raise UserError(f"{folder} is not a folder. {_GIVE_A_RUN}")
+    in_config = _read_config(folder / CONFIG_NAME)
+    state, metadata = read_weights_file(folder / WEIGHTS_NAME)
+    description = _check_description(metadata, folder / WEIGHTS_NAME)
     spec = EncoderSpec.from_dict(description.get("encoder"))
-    if any(described.get(key) != description.get(key) for key in ("encoder", "mean", "std")):
+    if any(in_config.get(key) != description.get(key) for key in ("encoder", "mean", "std")):
         raise UserError(f"{CONFIG_NAME} and {WEIGHTS_NAME} in {folder} describe different encoders. {_repair(folder)}")
     _check_state(state, spec, str(folder / WEIGHTS_NAME))
     if weights_digest(state) != description.get("weights_sha256"):
@@ -94,7 +94,7 @@ def read_weights_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
             description = json.loads((file.metadata() or {}).get("snclr", "null"))
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _NO_RUN)}") from None
+        raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _GIVE_A_RUN)}") from None
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"cannot read {path} ({error}). It is damaged or not a .safetensors file. {_repair(path.parent)}"
@@ -185,7 +185,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = json.loads(file.read(_MAX_CONFIG_BYTES))  # a larger file is not ours and does not parse
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _NO_RUN)}") from None
+        raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _GIVE_A_RUN)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({error}). It is damaged. {_repair(path.parent)}") from error
     return _check_description(content.get("snclr") if isinstance(content, dict) else None, path)

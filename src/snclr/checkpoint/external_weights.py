@@ -1,8 +1,9 @@
-"""Weights of other libraries as the initial weights of an encoder (`--init-from`).
+"""Weights of other libraries as the weights of an encoder (`snclr import`, `--init-from`).
 
-Accepted are a run directory, a weights file of torchvision or timm, and a checkpoint in the layout of MoCo v3. No code
-from a file is run. All weights of the encoder must be present with the right shapes, and a larger architecture is
-refused even if it contains them: a ResNet-50 is not the first part of a ResNet-101.
+Accepted are a run directory, a weights file of torchvision or timm, a checkpoint in the layout of MoCo v3, and
+`pretrained` for the weights that the encoder's library publishes. No code from a file is run.
+All weights of the encoder must be present with the right shapes, and a larger architecture is refused even if it
+contains them: a ResNet-50 is not the first part of a ResNet-101.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from snclr.checkpoint.encoder_file import load_encoder, read_weights_file
+from snclr.checkpoint.encoder_file import load_encoder, read_weights_file, save_encoder
+from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError, first_line, first_names
-from snclr.models.encoders import EncoderSpec, state_on_meta
+from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, state_on_meta
 
+PRETRAINED = "pretrained"
+"""Instead of a path: the weights that torchvision or timm publish for the encoder."""
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 """Keys of a checkpoint under which its state dict is stored."""
 _PREFIX = r"(?:(?:module|_orig_mod|model|encoder|base_encoder|encoder_q|online_encoder|backbone)\.)*"
@@ -35,7 +39,7 @@ _IGNORED = (
 
 
 @dataclass(frozen=True)
-class ForeignWeights:
+class ExternalWeights:
     """The state dict of an encoder, a summary of what was loaded, and warnings."""
 
     state: dict[str, Tensor]
@@ -43,24 +47,36 @@ class ForeignWeights:
     warnings: tuple[str, ...] = ()
 
 
-def read_weights(path: str | Path, spec: EncoderSpec) -> ForeignWeights:
+def read_weights(path: str | Path, spec: EncoderSpec) -> ExternalWeights:
     """Return the weights in a run directory or a file for an encoder of `spec`, or raise a UserError."""
-    path = Path(path)
-    saved: object = None
-    if path.is_dir():
+    pretrained, path = is_pretrained(path), Path(path)
+    description: object = None  # of the encoder, if snclr wrote the weights
+    notes = []
+    if pretrained:
+        from snclr.models.pretrained import download_pretrained
+
+        tensors, mean, std = download_pretrained(spec)
+        description = spec.to_dict()
+        if (mean, std) != (MEAN, STD):
+            notes.append(
+                f"the pretrained weights of {spec.name} were trained with mean {mean} and standard deviation {std}, "
+                f"but images are normalized with {MEAN} and {STD}. Expect somewhat worse features."
+            )
+    elif path.is_dir():
         encoder, saved_spec = load_encoder(path)
-        tensors, saved = encoder.state_dict(), saved_spec.to_dict()
+        tensors, description = encoder.state_dict(), saved_spec.to_dict()
     elif path.suffix == ".safetensors" and path.is_file():
-        tensors, description = read_weights_file(path)
-        saved = (description or {}).get("encoder")
+        tensors, metadata = read_weights_file(path)
+        description = (metadata or {}).get("encoder")
     elif path.is_file():
         tensors = _torch_load(path)
     else:
-        raise UserError(f"there is no {path}. Give a run directory or a weights file (.pth, .pt or .safetensors).")
-    notes = []
-    if isinstance(saved, dict):
-        if saved.get("heads") != spec.heads:
-            raise _misfit(path, spec, f"they have {saved.get('heads')} attention heads instead of {spec.heads}")
+        raise UserError(
+            f"there is no {path}. Give a run directory, a weights file (.pth, .pt or .safetensors) or {PRETRAINED}."
+        )
+    if isinstance(description, dict):
+        if description.get("heads") != spec.heads:
+            raise _misfit(path, spec, f"they have {description.get('heads')} attention heads instead of {spec.heads}")
     elif spec.heads is not None:
         notes.append(
             f"{path} does not record the number of attention heads; {spec.heads} are used. The shapes fit any number:"
@@ -69,7 +85,37 @@ def read_weights(path: str | Path, spec: EncoderSpec) -> ForeignWeights:
     expected = state_on_meta(spec)
     prefix = _find_prefix(tensors, expected, path, spec)
     state, ignored = _select(tensors, prefix, expected, path, spec)
-    return ForeignWeights(state, _report(path, len(state), prefix, ignored), tuple(notes))
+    return ExternalWeights(state, _report(path, len(state), prefix, ignored), tuple(notes))
+
+
+def is_pretrained(path: str | Path) -> bool:
+    """Return whether `path` stands for the library's pretrained weights; ./pretrained is a file or folder."""
+    return str(path) == PRETRAINED
+
+
+@dataclass(frozen=True)
+class ImportedEncoder:
+    """Result of `import_encoder`."""
+
+    folder: str
+    encoder: str
+    report: str
+    """What was loaded and what was ignored."""
+    warnings: tuple[str, ...]
+
+
+def import_encoder(
+    weights: str | Path, folder: Path, *, name: str, image_size: int, stem: str, heads: int | None
+) -> ImportedEncoder:
+    """Write external weights as an encoder folder, which every command takes in place of a run directory."""
+    spec = resolve_encoder(name, image_size=image_size, stem=stem, heads=heads)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not an empty folder; give another --out")
+    found = read_weights(weights, spec)
+    encoder = build_encoder(spec)
+    encoder.load_state_dict(found.state)
+    save_encoder(encoder, spec, folder, extra={"weights": str(weights)})
+    return ImportedEncoder(str(folder), spec.name, found.report, found.warnings)
 
 
 def _torch_load(path: Path) -> dict[str, Tensor]:
@@ -157,4 +203,4 @@ def _report(path: Path, count: int, prefix: str, ignored: list[str]) -> str:
     # The module of "module.base_encoder.fc.0.weight" is base_encoder.fc.
     modules = Counter(match[1] for key in ignored if (match := re.match(rf"(?:module\.)?({_PREFIX}[^.]+)", key)))
     rest = ", ".join(f"{name} ({number})" for name, number in modules.items()) or "nothing"
-    return f"initial weights: all {count} tensors of the encoder from {path}{where}; ignored: {rest}"
+    return f"all {count} tensors of the encoder from {path}{where}; ignored: {rest}"

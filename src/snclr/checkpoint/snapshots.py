@@ -18,7 +18,7 @@ _NAME = re.compile(r"step-(\d{10})\.safetensors")
 
 
 def save_snapshot(run: RunDir, encoder: nn.Module, step: int, *, total_steps: int, keep: int) -> None:
-    """Write a snapshot if it is the first since the last of `keep` equal parts of training ended; 0 writes none."""
+    """Write a snapshot at the first call after each of `keep` evenly spaced steps; `keep` 0 writes none."""
     if keep == 0:
         return
     before = max((known for known in snapshots(run) if known < step), default=0)

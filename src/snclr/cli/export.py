@@ -1,10 +1,18 @@
-"""Print the result of `snclr export`."""
+"""Print the results of `snclr export` and `snclr import`."""
 
 from __future__ import annotations
 
-from snclr.api.export import export
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from snclr.api.export import export, import_encoder
 from snclr.cli.flags import Command
+from snclr.errors import snclr_command
 from snclr.exporters.format import Exported
+
+if TYPE_CHECKING:
+    from snclr.checkpoint.external_weights import ImportedEncoder
 
 _EXAMPLES = """Examples:
   snclr export runs/photos --to timm
@@ -23,6 +31,25 @@ Each export is loaded by its library and its features are compared with those of
 code that loads it is printed.
 """
 
+_IMPORT_EXAMPLES = """Examples:
+  snclr import pretrained --encoder resnet50 --out runs/imagenet
+  snclr import resnet50.pth --encoder resnet50 --out runs/imagenet
+  snclr import vit-s.pth.tar --encoder vit_small --heads 12 --out runs/vit
+  snclr knn runs/imagenet --data labeled-photos/
+  snclr explore runs/photos runs/imagenet         # compare with your run
+
+The folder has an encoder but no training data, queue or projection heads, so commands that need images need --data.
+To continue training from weights, use snclr pretrain --init-from.
+"""
+
+
+def show_import(imported: ImportedEncoder) -> None:
+    """Print what was loaded and what to do next."""
+    for text in imported.warnings:
+        print(f"warning: {text}", file=sys.stderr)
+    print(f"wrote {imported.folder}: {imported.encoder}; {imported.report}")
+    print(f"evaluate it:  {snclr_command('knn', imported.folder, '--data', 'LABELED-IMAGES')}")
+
 
 def show_export(exports: list[Exported]) -> None:
     """Print each file with the code that loads it."""
@@ -39,5 +66,6 @@ COMMANDS = {
         examples=_EXAMPLES,
         keywords=("to", "out"),
         to_json=lambda exports: {"exports": [item.to_dict() for item in exports]},
-    )
+    ),
+    "import": Command(function=import_encoder, show=show_import, examples=_IMPORT_EXAMPLES, to_json=dataclasses.asdict),
 }

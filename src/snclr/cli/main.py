@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explore": ("report", "Open a run in the browser: neighbors, map, live curves, views, curation."),
     "curate": ("report", "List near-duplicates, leaks, outliers, suspect labels or a diverse subset."),
     "export": ("export", "Export the encoder to torchvision, timm, detectron2, mmdet or ONNX, and verify each file."),
+    "import": ("export", "Write weights of torchvision, timm or MoCo v3 as a folder that other commands take."),
     "compare": ("compare", "Train several methods under equal conditions and compare them over seeds."),
     "ablate": ("compare", "Repeat one of the paper's ablation tables on your images."),
     "pack": ("pack", "Write a folder of images as WebDataset shards with hashes."),

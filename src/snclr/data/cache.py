@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from typing import TypeVar
 
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
-from snclr.io.hashing import sha256_text
+from snclr.io.hashing import sha256_bytes, sha256_text
+from snclr.runtime.memory import parse_bytes
 
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _DEFAULT_LIMIT = "200GB"
 
 
@@ -44,26 +43,9 @@ def cache_name(*key: str) -> str:
     return sha256_text("\0".join(key))[:32]
 
 
-def cache_limit() -> int:
+def shard_cache_bytes() -> int:
     """Return the maximum size in bytes of cached remote shards: SNCLR_CACHE_SIZE, default 200 GB."""
     return parse_bytes(os.environ.get("SNCLR_CACHE_SIZE") or _DEFAULT_LIMIT, "SNCLR_CACHE_SIZE")
-
-
-def parse_bytes(text: str, option: str) -> int:
-    """Parse a size such as `512MB`, `1.5G` or `4096` (K = 1,000 bytes); `option` is named in the error.
-
-    >>> parse_bytes("512MB", "--shard-size")
-    512000000
-    """
-    number = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = number[-1:] if number[-1:] in _UNITS else ""
-    try:
-        value = float(number.removesuffix(unit)) * _UNITS[unit]
-        if not 1 <= value < 2**62:
-            raise ValueError
-    except ValueError:
-        raise UserError(f"{option} is {text!r}; give a number of bytes above 0, such as 4096, 512MB or 1.5GB") from None
-    return int(value)
 
 
 def save_cached(path: Path | None, data: bytes) -> None:
@@ -72,7 +54,7 @@ def save_cached(path: Path | None, data: bytes) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+        write_atomic(path, sha256_bytes(data).encode() + b"\n" + data)
     except (OSError, UserError) as error:
         _log.warning("the index %s cannot be written (%s); it will be built again next time", path, error)
 
@@ -83,7 +65,7 @@ def load_cached(path: Path | None, parse: Callable[[bytes], Result]) -> Result |
         return None
     try:
         digest, _, data = path.read_bytes().partition(b"\n")
-        if digest != hashlib.sha256(data).hexdigest().encode():
+        if digest != sha256_bytes(data).encode():
             raise ValueError("wrong hash")
         return parse(data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +33,10 @@ from snclr.runtime.stop import StopRequested
 # JPEGs may be decoded at reduced size, but at least this many times the view size: an 8 % crop is not upscaled.
 _DRAFT_SIDES = 4
 _REPLACEMENT_TRIES = 100
-# Images are cropped together until they have this many bytes.
-_TOGETHER = 8 * 10**6
-# With fewer bad images, their share cannot be estimated before the whole dataset has been read.
-_FEW_BAD = 10
+# Decoded images are collected up to this size, then cropped together.
+_CROP_GROUP_BYTES = 8 * 10**6
+# With fewer bad images, their share is not estimated from the images read so far.
+_MIN_BAD_FOR_ESTIMATE = 10
 
 
 @dataclass
@@ -223,7 +224,7 @@ class ViewLoader:
         """
         seen, bad, share = int(self._seen.sum()), len(self._skips), self._max_bad_share
         likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)
-        if no_replacement or bad > share * len(self._seen) or (bad >= _FEW_BAD and bad > likely):
+        if no_replacement or bad > share * len(self._seen) or (bad >= _MIN_BAD_FOR_ESTIMATE and bad > likely):
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
                 f"{bad} of the {seen} images of {self._stage1.dataset.name} read so far are bad; a share of at most "
@@ -268,32 +269,32 @@ class CropSteps(Dataset[Crops]):
         bad: dict[int, str] = {}
         used = np.empty_like(ids)
         crops = [np.empty((len(ids), 3, size, size), dtype=np.uint8) for size in self.sizes]
-        images: list[RGBImage] = []
-        held = 0
-        for row, wanted in enumerate(ids.tolist()):
-            found = self._load(epoch, wanted, bad)
+        group: list[RGBImage] = []
+        group_bytes = 0
+        for row, index in enumerate(ids.tolist()):
+            found = self._load(epoch, index, bad)
             if found is None:  # an empty step is an error in the parent
                 return Crops(step, epoch, ids[:0].copy(), [torch.from_numpy(part[:0]) for part in crops], bad)
             used[row], image = found
-            images.append(image)
-            held += image.nbytes
-            if held >= _TOGETHER or row + 1 == len(ids):
-                rows = slice(row + 1 - len(images), row + 1)
+            group.append(image)
+            group_bytes += image.nbytes
+            if group_bytes >= _CROP_GROUP_BYTES or row + 1 == len(ids):
+                rows = slice(row + 1 - len(group), row + 1)
+                keys: Any = {"seed": self.seed, "epoch": epoch, "ids": used[rows]}
                 for view, settings in enumerate(self.views):
-                    size, of = self.sizes[view], used[rows]
-                    part = crop_images(images, settings, size, seed=self.seed, epoch=epoch, ids=of, view=view)
+                    part = crop_images(group, settings, self.sizes[view], view=view, **keys)
                     crops[view][rows] = part.transpose(0, 3, 1, 2)
-                images, held = [], 0
+                group, group_bytes = [], 0
         return Crops(step, epoch, used, [torch.from_numpy(part) for part in crops], bad)
 
-    def _load(self, epoch: int, wanted: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
-        """Load an image, or the first readable replacement; collect the bad ones."""
-        for index in self._candidates(epoch, wanted):
-            if index not in bad:
+    def _load(self, epoch: int, index: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
+        """Return the image of this index, or the first readable replacement, with its index; add bad ones to `bad`."""
+        for candidate in self._candidates(epoch, index):
+            if candidate not in bad:
                 try:
-                    return index, self._decoded(index)
+                    return candidate, self._decoded(candidate)
                 except BadImage as error:
-                    bad[index] = error.reason
+                    bad[candidate] = error.reason
         return None
 
     def _decoded(self, index: int) -> RGBImage:
@@ -305,7 +306,8 @@ class CropSteps(Dataset[Crops]):
                 self.cache.add(index, image)
         return image
 
-    def _candidates(self, epoch: int, wanted: int) -> Iterator[int]:
-        yield wanted
-        for number in uniforms(self.seed, epoch, np.array([wanted]), REPLACEMENT, _REPLACEMENT_TRIES)[0]:
+    def _candidates(self, epoch: int, index: int) -> Iterator[int]:
+        """Yield the index itself, then random replacements."""
+        yield index
+        for number in uniforms(self.seed, epoch, np.array([index]), REPLACEMENT, _REPLACEMENT_TRIES)[0]:
             yield int(number * len(self.dataset))

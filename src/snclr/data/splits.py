@@ -93,7 +93,7 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[I
     """
     if test is not None:
         return _open(data, "train"), _open(test, "test"), f"train {data}, test {test}"
-    if has_test_part(data):
+    if has_own_test_split(data):
         return _open(data, "train"), _open(data, "test"), f"{data}, its own train and test split"
     whole = _open(data, "train")
     if whole.labels is None:
@@ -109,10 +109,10 @@ def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[I
 
 def holds_out_test(data: str, test: str | None) -> bool:
     """Return whether `open_splits` holds out test images because there are no separate ones."""
-    return test is None and not has_test_part(data)
+    return test is None and not has_own_test_split(data)
 
 
-def has_test_part(data: str) -> bool:
+def has_own_test_split(data: str) -> bool:
     """Return whether a dataset has its own test split."""
     if names_huggingface(data):
         return has_test_split(data)
@@ -124,4 +124,4 @@ def has_test_part(data: str) -> bool:
 
 def _open(data: str, split: str) -> ImageDataset:
     """Open a split, or all of a dataset without splits."""
-    return open_dataset(data, split=split if has_test_part(data) else "train", download=True)
+    return open_dataset(data, split=split if has_own_test_split(data) else "train", download=True)

@@ -30,7 +30,7 @@ LONG_TIMEOUT = timedelta(hours=24)
 _RESPONSE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _long_group: Any = None
-_host_group: Any = None  # None: the default group, which is on the CPU itself
+_cpu_group: Any = None  # None: the default group is on the CPU
 
 
 def is_distributed() -> bool:
@@ -81,12 +81,12 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
 
 
 def all_gather_ints(values: list[int]) -> list[list[int]]:
-    """Gather as many integers from each rank, in rank order, through the memory of the hosts: no device waits."""
+    """Gather the same number of integers from each rank, in rank order, on the CPU: no GPU is synchronized."""
     if not is_distributed():
         return [values]
     given = torch.tensor(values)
     parts = [torch.empty_like(given) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, given, group=_host_group)
+    dist.all_gather(parts, given, group=_cpu_group)
     return [part.tolist() for part in parts]
 
 
@@ -165,11 +165,11 @@ def barrier() -> None:
 
 def create_cpu_groups(timeout: timedelta) -> None:
     """Create the process groups of `long_barrier` and, for a job on GPUs, of `all_gather_ints`, once per job."""
-    global _long_group, _host_group
+    global _long_group, _cpu_group
     if is_distributed() and _long_group is None:
         _long_group = dist.new_group(backend="gloo", timeout=LONG_TIMEOUT)
         if dist.get_backend() != "gloo":
-            _host_group = dist.new_group(backend="gloo", timeout=timeout)
+            _cpu_group = dist.new_group(backend="gloo", timeout=timeout)
 
 
 def long_barrier() -> None:
@@ -186,8 +186,8 @@ def long_barrier() -> None:
 
 def destroy_process_groups() -> None:
     """Destroy all process groups; torch's threads must not outlive the interpreter."""
-    global _long_group, _host_group
-    _long_group = _host_group = None
+    global _long_group, _cpu_group
+    _long_group = _cpu_group = None
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -226,7 +226,7 @@ def name_missing_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # torch raises plain RuntimeErrors; another kind of error must not be blamed on other ranks.
+        # torch raises plain RuntimeErrors, as bugs on this rank do: only those of a collective mean missing ranks.
         communication = isinstance(error, dist.DistError) or re.search(r"gloo|pair closure", str(error), re.IGNORECASE)
         if not is_distributed() or not communication:
             raise

@@ -1,8 +1,8 @@
-"""Average the gradients of all ranks during the backward pass, in an order of sums that never changes.
+"""Average the gradients of all ranks during the backward pass, in a fixed order of summation.
 
-torch's DistributedDataParallel sorts its buckets anew after the first backward pass. On three ranks or more, the first
-step of a process then rounds differently than the same step of a process that started earlier, and a resumed run would
-differ in its last bits. Here the buckets are fixed when the module is set up.
+torch's DistributedDataParallel rebuilds its buckets after the first backward pass. On three ranks or more, the first
+step of a resumed run then rounds differently than the same step of an uninterrupted one. Here the buckets are fixed
+when the module is set up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GradientAverager:
     def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.enabled = True
         self._names = {parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        self._buckets = [Bucket(part) for part in _fill(reversed(list(self._names)), bucket_bytes)]
+        self._buckets = [Bucket(part) for part in _split_into_buckets(reversed(list(self._names)), bucket_bytes)]
         self._sent = 0
         self._started = False
         _broadcast(module)
@@ -108,8 +108,8 @@ class GradientAverager:
             self._sent += 1
 
 
-def _fill(parameters: Iterator[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
-    """Yield consecutive parameters of one dtype and device, until they exceed the size of a bucket."""
+def _split_into_buckets(parameters: Iterator[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Yield consecutive parameters of one dtype and device, together at most `bucket_bytes` unless it is only one."""
     part: list[nn.Parameter] = []
     for parameter in parameters:
         full = sum(p.nbytes for p in part) + parameter.nbytes > bucket_bytes

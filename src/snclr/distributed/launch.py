@@ -35,8 +35,7 @@ def launch(
     """Start Fabric and return it: on one rank, on `devices` ranks per node, or on the ranks of a launcher.
 
     `accelerator` is a device type, auto, or a single GPU (cuda:1). `devices` is a number of ranks on this node, or auto
-    (all GPUs). A collective fails after `timeout` seconds. A
-    global `batch_size` must be divisible by the world size.
+    (all GPUs). A collective fails after `timeout` seconds. `batch_size` is checked to be divisible by the world size.
     """
     Fabric, RankStrategy = _import_fabric()
     device = pick_device(accelerator)
@@ -145,8 +144,8 @@ def _connect(fabric: Any, env: ResolvedEnvironment, timeout: float) -> None:
             raise
         raise UserError(
             f"rank {env.rank} could not connect to all {env.world_size} ranks at {address}"
-            f" ({first_line(error)}). Start every rank within {timeout:g} seconds, where it can reach that"
-            " address and port."
+            f" ({first_line(error)}). Start every rank within {timeout:g} seconds, on a node that can reach"
+            " that address and port."
         ) from error
     if (actual := rank_and_size()) != (env.rank, env.world_size):
         raise UserError(

@@ -18,7 +18,7 @@ class RankStrategy(DDPStrategy):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.averagers: dict[nn.Module, GradientAverager] = {}
-        self._backward_sync_control = _Pause(self)
+        self._backward_sync_control = _PauseAveraging(self)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # DDPStrategy's wraps it
         """Average the gradients of `module`, which is not wrapped."""
@@ -32,8 +32,8 @@ class RankStrategy(DDPStrategy):
             averager.finish()
 
 
-class _Pause(_BackwardSyncControl):
-    """What `fabric.no_backward_sync` uses."""
+class _PauseAveraging(_BackwardSyncControl):
+    """The pause of the averaging behind `fabric.no_backward_sync`."""
 
     def __init__(self, strategy: RankStrategy) -> None:
         self._strategy = strategy

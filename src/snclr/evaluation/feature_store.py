@@ -79,7 +79,7 @@ class FeatureStore:
         except Exception:  # missing, truncated or of another schema: computed again
             return None
 
-    def write(self, number: int, ids: Ids, block: Block, say: Callable[[str], None]) -> None:
+    def write(self, number: int, ids: Ids, block: Block, warn: Callable[[str], None]) -> None:
         """Write a block; the first failure (no space, no permission) is reported and disables the cache."""
         if not self.writable:
             return
@@ -97,7 +97,7 @@ class FeatureStore:
             write_atomic(self._path(number), save({"features": block.features.contiguous(), "ids": kept}, metadata))
         except (OSError, UserError) as error:
             self.writable = False
-            say(f"features are not cached, so a stopped extraction starts again from the beginning: {error}")
+            warn(f"features are not cached, so a stopped extraction starts again from the beginning: {error}")
 
     def _path(self, number: int) -> Path:
         return self.folder / f"block-{number:06d}.safetensors"

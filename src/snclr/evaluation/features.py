@@ -69,7 +69,7 @@ def extract_features(
         missing = [number for number in range(len(blocks)) if number not in encoded]
         progress.done = sum(len(blocks[number]) for number in encoded)
         if store is not None and progress.done:
-            progress.say(f"{description}: {progress.done:,} of {len(dataset):,} images from {store.folder}")
+            progress.print(f"{description}: {progress.done:,} of {len(dataset):,} images from {store.folder}")
         # The size of a chunk must not depend on the world size, since images encoded together determine the last bits
         # of their features. A small dataset has small chunks, so that all ranks get a share.
         chunk = min(batch_size, max(32, -(-len(dataset) // 8)))
@@ -82,7 +82,7 @@ def extract_features(
             for number, batch in zip(missing, batches, strict=True):
                 encoded[number] = block = batch._replace(features=batch.features.cpu())
                 if store is not None and rank == 0:
-                    store.write(number, blocks[number], block, progress.say)
+                    store.write(number, blocks[number], block, progress.print)
     return _concatenate(dataset, encoded, labels)
 
 

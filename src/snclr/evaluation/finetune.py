@@ -208,7 +208,7 @@ def evaluate_finetune(
         opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {count(settings.epochs, 'epoch')}"
         fit_task(
             task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
-            quiet=session.quiet, opening=f"{opening}, on {session.device}",
+            quiet=session.quiet, start_message=f"{opening}, on {session.device}",
         )  # fmt: skip
         score = evaluate_classifier(task.model, classes, session, target)
         record = session.record(

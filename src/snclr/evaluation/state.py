@@ -13,7 +13,7 @@ from torch import Tensor
 
 from snclr.checkpoint.format import Checkpoint, save_checkpoint
 from snclr.distributed.collectives import all_gather_objects, raise_on_all_ranks, rank_and_size
-from snclr.io.atomic import discard, sweep
+from snclr.io.atomic import discard, remove_leftovers
 from snclr.io.hashing import sha256_json
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.stop import StopFlag, StopRequested
@@ -68,7 +68,7 @@ class EvalState:
         with raise_on_all_ranks():
             if rank_and_size()[0] == 0:
                 lock_folder(self._lock, "the same evaluation", "copy the run to a directory you own")
-                sweep(self.folder)
+                remove_leftovers(self.folder)
         return self
 
     def __exit__(

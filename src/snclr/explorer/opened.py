@@ -40,7 +40,11 @@ GRAPH_K = 20
 MAX_UPLOAD_BYTES = 20 * 2**20
 MAX_QUERIES = 100
 SAMPLE = 3_000
-"""Images that Time and Compare encode with other encoders; larger datasets are sampled."""
+"""Images that are encoded again for Time and for the earlier checkpoints and pixels of Compare; larger datasets are
+sampled."""
+COMPARED = 20_000
+"""Images whose neighbors Compare finds by the features of two runs, which exist for all images; the exact search takes
+time quadratic in this number."""
 _QUERY_SIDE = 1024
 _CACHED_BYTES = 96 * 2**20
 
@@ -183,7 +187,13 @@ class Explorer:
         images = self.sets[set_name]
         title = f"{names[network]} of {len(images.dataset):,} images" + (f" ({run.title})" if run.name == "b" else "")
         key = f"features/{run.name}/{network}/{set_name}"
-        return key, title, lambda job: run.features(network, images.dataset, job.report)
+
+        def compute(job: Job) -> Matrix:
+            matrix = run.features(network, images.dataset, job.report)
+            _ = matrix.row_of  # built here, because the first click must not wait for it
+            return matrix
+
+        return key, title, compute
 
     def space(self, run: OpenedRun, space: Space, set_name: str = "images") -> Matrix:
         """Return the features by which a space ranks images, or raise Pending."""
@@ -204,9 +214,9 @@ class Explorer:
 
         return f"graph/{run.name}", f"exact neighbors of {len(self.images.dataset):,} images", compute
 
-    def sample(self) -> Tensor:
-        """Return the image ids that Time and Compare encode with other encoders."""
-        return sample_ids(len(self.images.dataset), SAMPLE)
+    def sample(self, count: int = SAMPLE) -> Tensor:
+        """Return the ids of `count` images, or of all if there are fewer."""
+        return sample_ids(len(self.images.dataset), count)
 
     def sampled(self) -> Any:
         """Return the images of `sample` as a dataset."""

@@ -24,7 +24,7 @@ from snclr.checkpoint.snapshots import load_snapshot, snapshots
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
-from snclr.data.splits import Subset, has_test_part
+from snclr.data.splits import Subset, has_own_test_split
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import (
     MEAN,
@@ -48,10 +48,10 @@ from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
 from snclr.models.encoders import EncoderSpec, build_encoder
 from snclr.recipes import RECIPES
 from snclr.reports.curves import METRICS
-from snclr.train.build import encoder_spec, view_groups
+from snclr.train.build import encoder_spec, view_settings
 from snclr.train.config import read_config, resolve, setting_groups
+from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
-from snclr.train.saved_run import load_trained_method
 
 Space = Literal["encoder", "projection"]
 Network = Literal["encoder", "y1", "y2"]
@@ -255,7 +255,7 @@ class OpenedRun:
     def view_settings(self) -> tuple[ViewSettings, ViewSettings]:
         """Return the augmentation settings of the two views; BYOL's for a folder with an encoder only."""
         if self.config is not None:
-            first, second, *_ = view_groups(self.config)  # a plain view for the search may follow
+            first, second, *_ = view_settings(self.config)  # a plain view for the search may follow
             return first, second
         return ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)
 
@@ -389,8 +389,8 @@ def open_test(data: str | None, path: Path, test: str | None) -> ImageSet | None
     """Open the test images: those given, or the test split of the images; None if there is none."""
     spec = data or data_of(path)
     if test is not None:
-        dataset = open_dataset(test, split="test" if has_test_part(test) else "train", download=True)
-    elif has_test_part(spec):
+        dataset = open_dataset(test, split="test" if has_own_test_split(test) else "train", download=True)
+    elif has_own_test_split(spec):
         dataset = open_dataset(spec, split="test")
     else:
         return None

@@ -107,12 +107,12 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
     'hello'
     """
     data = content.encode() if isinstance(content, str) else content
-    with replacing(path, len(data)) as file:
+    with atomic_writer(path, len(data)) as file:
         write_all(file.fileno(), data)
 
 
 @contextlib.contextmanager
-def replacing(path: Path | str, size: int) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path | str, size: int) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the block ends without an error, for content written in parts.
 
     `size` is its approximate size in bytes, for the error message on a full disk.
@@ -141,7 +141,7 @@ def discard(path: Path) -> None:
 
 
 def remove_partial(path: Path) -> None:
-    """Delete what an interrupted write or deletion left; another process may do the same."""
+    """Delete a partial file or folder; another process may do the same at the same time."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     while path.is_dir():  # rmtree stops at the first file that another process has deleted
@@ -149,7 +149,7 @@ def remove_partial(path: Path) -> None:
             shutil.rmtree(path)
 
 
-def sweep(path: Path) -> None:
-    """Delete what interrupted writes and deletions of `path` left beside it. The caller holds its lock."""
+def remove_leftovers(path: Path) -> None:
+    """Delete the partial files and folders of interrupted writes and deletions of `path`. The caller holds its lock."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         remove_partial(leftover)

@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 _CHUNK = 8 << 20
 
 
+def sha256_bytes(data: bytes) -> str:
+    """Hash bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def sha256_text(text: str) -> str:
     """Hash text; file names that are not valid UTF-8 are allowed."""
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 def sha256_json(value: Any) -> str:
@@ -25,7 +30,7 @@ def sha256_json(value: Any) -> str:
     >>> sha256_json({"seed": 0, "epochs": 90}) == sha256_json({"epochs": 90, "seed": 0})
     True
     """
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256_bytes(json.dumps(value, sort_keys=True).encode())
 
 
 def sha256_file(path: Path, on_chunk: Callable[[int], None] = lambda size: None) -> str:

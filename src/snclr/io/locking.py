@@ -35,7 +35,7 @@ class FileLock:
 
     def acquire(self, timeout: float = 0.0) -> bool:
         """Take the lock and write the holder into the file; return False if it is taken for `timeout` seconds."""
-        self.path.touch()  # raises where the folder is missing or not writable
+        self.path.touch()  # raises if the folder is missing or not writable
         self._lock = filelock.FileLock(self.path, thread_local=False, fallback_to_soft=False)
         try:
             self._lock.acquire(timeout=timeout)

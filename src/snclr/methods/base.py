@@ -74,7 +74,7 @@ class Method(nn.Module):
 
     @property
     def constant_lr(self) -> tuple[str, ...]:
-        """Children whose learning rate stays at its peak, while that of the others follows the schedule."""
+        """Names of the child modules whose learning rate stays at its peak; that of the others follows the schedule."""
         return ()
 
     @property

@@ -87,7 +87,7 @@ class QueueConfig(MethodConfig):
     """A queue of earlier features."""
 
     queue_length: Count = 128_000
-    """Features in the queue (Q). If it is not given, at most the number of images."""
+    """Number of features in the queue (Q). The default is reduced to the number of images if there are fewer."""
     queue_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of the features in the queue."""
 

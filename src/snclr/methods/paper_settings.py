@@ -18,14 +18,14 @@ _VIT_NAMES = ("vit", "deit", "beit", "eva")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the values depend on."""
+    """The settings of a run on which the values of a method's paper depend."""
 
     encoder: str
     image_size: int
     epochs: int
     batch_size: int
     views: str
-    prototypes: int | None
+    prototypes: int
     local_crops: int
     paper_scale: bool
 
@@ -38,7 +38,7 @@ class Setup:
 def paper_settings(method: str, setup: Setup) -> dict[str, Any]:
     """Return the settings of a method that its paper or official code chooses by the run.
 
-    >>> cifar = Setup(encoder="resnet18", image_size=32, epochs=200, batch_size=512, views="cifar", prototypes=None,
+    >>> cifar = Setup(encoder="resnet18", image_size=32, epochs=200, batch_size=512, views="cifar", prototypes=512,
     ...               local_crops=0, paper_scale=False)
     >>> paper_settings("simclr", cifar)
     {'temperature': 0.5}
@@ -93,7 +93,7 @@ def _byol(setup: Setup) -> dict[str, Any]:
 
 
 def _swav(setup: Setup) -> dict[str, Any]:
-    prototypes, batch = setup.prototypes or 3000, setup.batch_size
+    prototypes, batch = setup.prototypes, setup.batch_size
     # 3840 features with 3000 prototypes and a batch of 256, as in the authors' script.
     missing = 0 if batch >= prototypes else math.ceil((prototypes * 4 / 3 - batch) / batch) * batch
     start = 15 if setup.paper_scale else round(setup.epochs * 15 / 200)  # as early in the training as in that script

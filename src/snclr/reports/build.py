@@ -38,8 +38,8 @@ from snclr.reports.run_state import read_state
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
 from snclr.train.config import read_config
+from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import with_current_names
-from snclr.train.saved_run import load_trained_method
 from snclr.train.sessions import read_sessions
 
 LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}

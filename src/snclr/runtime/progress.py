@@ -39,7 +39,7 @@ class Progress:
     Rate, time left and wait share are those of the last minute, or of the last few updates if these are slow.
 
     >>> with Progress("embedding", total=200, stream=sys.stdout) as progress:
-    ...     progress.say("reading photos/")
+    ...     progress.print("reading photos/")
     reading photos/
     """
 
@@ -92,7 +92,7 @@ class Progress:
             self._last_shown = now
             self._attempt(self._refresh)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a separate line, above the bar if there is one."""
         self._attempt(lambda: self._print(text))
 
@@ -260,7 +260,7 @@ class StatusLine:
             self._show()
 
     def pause(self, progress: Progress, bar: bool) -> None:
-        """Leave the screen to a bar, or return after it."""
+        """Hide the line while the bar of `progress` is shown (`bar`), or show it again."""
         with self._lock:
             self.clear()
             if bar or self._progress is progress:
@@ -315,7 +315,7 @@ _status: StatusLine | None = None
 
 
 def set_status(text: str) -> None:
-    """Say what the command does next, if it has a status line."""
+    """Show what the command does next in its status line, if it has one."""
     if _status is not None:
         _status.set(text)
 

@@ -53,12 +53,12 @@ def execute(runs: Sequence[Run], options: StudyOptions, images_of: Callable[[Run
         return outcome
     progress = Progress("runs", sum(map(images_of, pending)), interval=60.0, quiet=options.quiet)
     with StopFlag() as stop, progress:
-        progress.say(f"runs to do: {len(pending)}, finished: {len(outcome.records)}")
+        progress.print(f"runs to do: {len(pending)}, finished: {len(outcome.records)}")
         _process(pending, options, images_of, outcome, stop, progress)
         outcome.stopped_by = stop.requested
         if stop.requested is not None:
             left = sum(run.key not in outcome.records for run in runs)
-            progress.say(f"stopped; runs left: {left}. Run the same command again to continue.")
+            progress.print(f"stopped; runs left: {left}. Run the same command again to continue.")
     return outcome
 
 
@@ -78,7 +78,7 @@ def _process(
                 running.append((run, start_worker(job, options.side_file(run, "log"))))
             if stop.requested is not None and not terminated:
                 terminated = True
-                progress.say("stopping: running runs save a checkpoint first")
+                progress.print("stopping: running runs save a checkpoint first")
                 for _, process in running:
                     process.terminate()
             for run, process in [pair for pair in running if pair[1].poll() is not None]:
@@ -87,10 +87,10 @@ def _process(
                     process.stdin.close()
                 if (record := options.records.find(run)) is not None:
                     outcome.records[run.key] = record
-                    progress.say(f"{run.title}: {_describe(record)}")
+                    progress.print(f"{run.title}: {_describe(record)}")
                 elif stop.requested is None:
                     outcome.failed[run.title] = _failure(options.side_file(run, "log"), process.returncode)
-                    progress.say(f"FAILED {run.title}: {outcome.failed[run.title]}")
+                    progress.print(f"FAILED {run.title}: {outcome.failed[run.title]}")
             trained = {run.title: min(_images(run, options), images_of(run)) for run, _ in running}
             finished = sum(images_of(run) for run in pending if run.key in outcome.records)
             if (done := finished + sum(trained.values())) > progress.done:

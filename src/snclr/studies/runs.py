@@ -187,8 +187,11 @@ def _non_default(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _weights_digest(path: str) -> str:
     """Return the digest of the initial weights, which identifies them independently of their path."""
+    from snclr.checkpoint.external_weights import is_pretrained
     from snclr.checkpoint.run_dir import RunDir
 
+    if is_pretrained(path):
+        return path
     file = RunDir(path).encoder_weights if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise UserError(f"--init-from {path}: there is no such weights file or complete run")

@@ -27,7 +27,7 @@ from snclr.evaluation.knn import knn
 from snclr.evaluation.linear import linear_cached
 from snclr.evaluation.results import append_result
 from snclr.evaluation.scoring import match_labels
-from snclr.io.atomic import discard, sweep
+from snclr.io.atomic import discard, remove_leftovers
 from snclr.io.jsonl import append_jsonl, read_jsonl
 from snclr.runtime.device import pick_device
 from snclr.runtime.machine import cpu_name, versions
@@ -76,7 +76,7 @@ def run_job(job: dict[str, Any]) -> int:
         if not job["keep_runs"]:
             if checkpoints.is_dir():
                 discard(checkpoints)
-            sweep(checkpoints)  # the rest of an interrupted deletion
+            remove_leftovers(checkpoints)  # the rest of an interrupted deletion
         write_record(record, Path(job["record"]))
     return 0
 

@@ -23,7 +23,7 @@ from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
 from snclr.models.vit import accept_size, set_drop_path
-from snclr.runtime.memory import cache_limit
+from snclr.runtime.memory import image_cache_bytes
 from snclr.runtime.progress import set_status
 from snclr.train.config import PretrainConfig, fit_queue
 from snclr.train.optim import build_optimizer, scaled_lr
@@ -49,10 +49,10 @@ def build_task(
     with raise_on_all_ranks():
         config = config if resumed else fit_queue(config, len(dataset))
         loader = ViewLoader(
-            dataset, views=view_groups(config), image_size=config.image_size, sizes=view_sizes(config),
+            dataset, views=view_settings(config), image_size=config.image_size, sizes=view_sizes(config),
             batch_size=config.batch_size, seed=config.seed, workers=config.workers, rank=fabric.global_rank,
             world_size=fabric.world_size, device=fabric.device, max_bad_share=config.max_bad_share,
-            cache_bytes=cache_limit(config.cache_images) // ranks_per_machine,
+            cache_bytes=image_cache_bytes(config.cache_images) // ranks_per_machine,
         )  # fmt: skip
         set_status(f"building {config.encoder}")
         spec = encoder_spec(config)
@@ -119,7 +119,7 @@ def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None 
     return method
 
 
-def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ...]:
+def view_settings(config: PretrainConfig) -> tuple[ViewSettings, ...]:
     """Return the augmentation settings of the two views, and of those that follow: the plain view or local crops."""
     views: tuple[ViewSettings, ...] = VIEW_GROUPS[config.views]
     if config.crop_min is not None:
@@ -131,8 +131,8 @@ def view_groups(config: PretrainConfig) -> tuple[ViewSettings, ...]:
 
 
 def view_sizes(config: PretrainConfig) -> tuple[int, ...]:
-    """Return the side of each view of `view_groups` in pixels."""
-    views, method = len(view_groups(config)), config.method_config
+    """Return the side of each view of `view_settings` in pixels."""
+    views, method = len(view_settings(config)), config.method_config
     local_crops = getattr(method, "local_crops", 0)
     local_size = getattr(method, "local_size", None) or default_local_size(config.image_size)
     return (config.image_size,) * (views - local_crops) + (local_size,) * local_crops
@@ -153,8 +153,9 @@ def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, 
     weights = read_weights(source, spec)
     for encoder in encoders:
         encoder.load_state_dict(weights.state)
-    _log.info(weights.report)
+    loaded = f"initial weights: {weights.report}"
+    _log.info(loaded)
     if not quiet:
         for text in weights.warnings:
             _log.warning(text)
-        print(weights.report, *(f"warning: {text}" for text in weights.warnings), sep="\n", file=sys.stderr)
+        print(loaded, *(f"warning: {text}" for text in weights.warnings), sep="\n", file=sys.stderr)

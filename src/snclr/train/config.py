@@ -17,7 +17,7 @@ from snclr.errors import UserError, did_you_mean, known_spelling
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.methods.paper_settings import Setup, paper_settings
 from snclr.recipes import RECIPES, get_recipe
-from snclr.runtime.memory import cache_limit
+from snclr.runtime.memory import image_cache_bytes
 from snclr.runtime.settings import (
     Count,
     Fraction,
@@ -48,7 +48,8 @@ class MainConfig:
     seed: Annotated[int, Range(ge=0, lt=2**32)] = 0
     """Seed of weights, image order and augmentations."""
     init_from: str | None = None
-    """Start from the encoder of another run, or from a torchvision, timm or MoCo v3 weights file."""
+    """Start from the encoder of another run, from a torchvision, timm or MoCo v3 weights file, or from `pretrained`:
+    the weights that the encoder's library publishes (downloaded)."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint."""
     overwrite: bool = False
@@ -183,7 +184,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
                 f"assignment_queue={queue} must be a multiple of batch_size={self.batch_size}: whole batches enter and"
                 f" leave it. Use {queue // self.batch_size * self.batch_size or self.batch_size}."
             )
-        cache_limit(self.cache_images)
+        image_cache_bytes(self.cache_images)
         if self.resume and self.overwrite:
             raise UserError("resume=True and overwrite=True exclude each other. Give one of them.")
 
@@ -281,9 +282,11 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     if method != "snclr":
         replaced = METHOD_SETTINGS - (SIZES if recipe.scale == "small" else set())
         values = {name: value for name, value in values.items() if name not in replaced}
-        # A saved run has all its settings; those that are None are among them.
-        if not (is_saved_run(settings) or (is_saved_run(read) and read["method"] == method)):
-            values |= paper_settings(method, _setup(values | saved | given, paper_scale=recipe.scale == "paper"))
+        # The config.yaml of a run has all settings, also those that are None.
+        if not (is_run_config(settings) or (is_run_config(read) and read["method"] == method)):
+            values |= paper_settings(
+                method, _setup(method, values | saved | given, paper_scale=recipe.scale == "paper")
+            )
     for source in (saved, given):
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
@@ -297,9 +300,10 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
 
 
-def _setup(values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
-    """Return what the settings of a method's paper depend on."""
-    known = all_settings()
+def _setup(method: str, values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
+    """Return the settings on which the values of a method's paper depend, with the method's own defaults."""
+    method_class: Any = METHODS[method]
+    known = all_settings() | describe(method_class)
     names = [field.name for field in fields(Setup) if field.name != "paper_scale"]
     checked = {name: known[name].check(values[name]) if name in values else known[name].default for name in names}
     return Setup(**checked, paper_scale=paper_scale)
@@ -337,15 +341,15 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
     if not isinstance(saved, dict):
         raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
-    written_by_a_run = is_saved_run(saved)
+    from_run = is_run_config(saved)
     saved = {current_name(name) if isinstance(name, str) else name: value for name, value in saved.items()}
-    if written_by_a_run and saved["method"] in list(METHODS):
+    if from_run and saved["method"] in list(METHODS):
         return _with_earlier_values(saved)
     return saved
 
 
-def is_saved_run(settings: Mapping[str, Any]) -> bool:
-    """Whether the settings are those in the config.yaml of a run, of any version; a file written by hand has fewer."""
+def is_run_config(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings are the whole config.yaml of a run, of any version; a file written by hand has fewer."""
     names = ("out", "recipe", "method", "seed", "resume", "overwrite", "encoder", "epochs", "batch_size", "optimizer")
     return all(settings.get(name) is not None for name in names)
 

@@ -56,14 +56,14 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         record: dict[str, Any] = {"step": int(step), "epoch": _plain(epoch, "epoch", nonfinite), **fields}
         if nonfinite:
             record["nonfinite"] = nonfinite
-        clocks = {name: _plain(value, name, {}) for name, value in (timing or {}).items()}
-        if clocks:
-            record["timing"] = clocks
+        timings = {name: _plain(value, name, {}) for name, value in (timing or {}).items()}
+        if timings:
+            record["timing"] = timings
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with explain_full_disk(self._path, len(line)):
             append_or_undo(self._fd, line)
             if self._events is not None:
-                self._events.write(step, {**fields, **{f"timing/{name}": value for name, value in clocks.items()}})
+                self._events.write(step, {**fields, **{f"timing/{name}": value for name, value in timings.items()}})
 
     def write_image(self, step: int, name: str, image: bytes, size: tuple[int, int]) -> None:
         """Add a PNG image of `size` (height, width) to the TensorBoard events."""

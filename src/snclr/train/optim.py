@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # Tokens and position embeddings of transformers: added to features like biases, so not decayed.
-_OFFSETS = frozenset({"cls_token", "dist_token", "reg_token", "pos_embed", "relative_position_bias_table"})
+_NO_DECAY = frozenset({"cls_token", "dist_token", "reg_token", "pos_embed", "relative_position_bias_table"})
 
 
 class LARS(torch.optim.Optimizer):
@@ -91,7 +91,7 @@ def takes_decay(name: str, parameter: Tensor) -> bool:
     >>> takes_decay("blocks.0.attn.qkv.weight", torch.zeros(6, 2)), takes_decay("cls_token", torch.zeros(1, 1, 2))
     (True, False)
     """
-    return parameter.ndim > 1 and name.rpartition(".")[2] not in _OFFSETS
+    return parameter.ndim > 1 and name.rpartition(".")[2] not in _NO_DECAY
 
 
 def scaled_lr(base: float, batch: int) -> float:

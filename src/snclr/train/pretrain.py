@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from snclr.runtime.device import limit_threads
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_task
 from snclr.train.config import PretrainConfig, resolve
+from snclr.train.load_run import config_for_resume
 from snclr.train.metrics import MetricsLog
 from snclr.train.pretrain_task import PretrainTask
-from snclr.train.saved_run import config_for_resume
 from snclr.train.sessions import record_session
 from snclr.train.trainer import Trainer, load_latest_checkpoint
 
@@ -65,7 +65,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     shared = broadcast_object(given)  # only rank 0 needs to see the run directory
     with raise_on_all_ranks():
         if fabric.is_global_zero and shared.resume and not RunDir(shared.out).config.is_file():
-            _start_instead_of_resume(shared, quiet=quiet)
+            _check_new_run(shared, quiet=quiet)
     _require(shared, ("data", "out"))
     if given.precision != shared.precision:
         raise UserError(
@@ -84,8 +84,8 @@ def launch_run(config: PretrainConfig) -> Any:
     )  # fmt: skip
 
 
-def _start_instead_of_resume(config: PretrainConfig, *, quiet: bool) -> None:
-    """Say that a new run is started, as job scripts need it; raise UserError if there is no data to start with."""
+def _check_new_run(config: PretrainConfig, *, quiet: bool) -> None:
+    """Print that --resume starts a new run, which job scripts rely on; raise UserError if there is no data for one."""
     if not config.data:
         raise UserError(
             f"there is no run to resume in {config.out}{similar_run(config.out)}. Give the --out of a run, or add"
@@ -118,7 +118,8 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
         if fabric.is_global_zero:
             saved = {**config.to_dict(), "resume": False, "overwrite": False}
             write_atomic(run.config, yaml.safe_dump(saved, sort_keys=False))
-        with limit_threads(config.threads), _session(run, fabric):
+        session = record_session(run, fabric.device, fabric.world_size) if fabric.is_global_zero else nullcontext()
+        with limit_threads(config.threads), session:
             _train(task, checkpoint, stop, quiet=quiet)
         with raise_on_all_ranks():
             if fabric.is_global_zero:
@@ -167,26 +168,26 @@ def _find_checkpoint(run: RunDir, fabric: Any) -> Checkpoint | None:
 def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *, quiet: bool) -> None:
     """Run the trainer with the run's metrics."""
     config, fabric, run = task.config, task.fabric, task.run
-    opening = (
+    start_message = (
         f"{config.method} ({config.recipe}): {config.encoder} at {config.image_size} px on"
         f" {count(len(task.dataset), 'image')} of {config.data}, {count(config.epochs, 'epoch')} of"
         f" {count(task.steps_per_epoch, 'step')}, on {fabric.device}"
     )
     if fabric.world_size > 1:
-        opening += f", {fabric.world_size} ranks"
+        start_message += f", {fabric.world_size} ranks"
     if isinstance(config.method_config, QueueConfig):
-        opening += f", queue of {count(config.queue_length, 'feature')}"
+        start_message += f", queue of {count(config.queue_length, 'feature')}"
         if config.queue_length > len(task.dataset) and checkpoint is None:
-            opening += (
+            start_message += (
                 f"\nwarning: --queue-length {config.queue_length} is more than the number of images: the queue holds"
                 " several features of an image, and it can be selected as a neighbor more than once"
             )
-    _log.info(opening)
+    _log.info(start_message)
     resume_step = None if checkpoint is None else checkpoint.step
     metrics = MetricsLog(run.path, resume_step=resume_step) if fabric.is_global_zero else None
     with metrics or nullcontext():
         trainer = Trainer(
-            task=task, description="pretrain", checkpoints=run.checkpoints, stop=stop, opening=opening,
+            task=task, description="pretrain", checkpoints=run.checkpoints, stop=stop, start_message=start_message,
             device=fabric.device, quiet=quiet, metrics=metrics, log_every=config.log_every, epoch_lines=True,
             save_every=config.checkpoint_every or task.steps_per_epoch, keep=config.keep_checkpoints,
         )  # fmt: skip
@@ -195,11 +196,6 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *,
         except StopRequested as request:
             _log.info(f"stopped by {request.signal.name} after step {request.step} of {request.total_steps}")
             raise
-
-
-def _session(run: RunDir, fabric: Any) -> AbstractContextManager[None]:
-    """Record the session on rank 0."""
-    return record_session(run, fabric.device, fabric.world_size) if fabric.is_global_zero else nullcontext()
 
 
 @contextmanager

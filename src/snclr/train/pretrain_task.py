@@ -68,10 +68,10 @@ class PretrainTask(LoaderTask):
         labels = self.dataset.labels
         self._labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
         self._collapsed = False
-        self._purity_explained = False
+        self._purity_printed = False  # whether its definition was printed
         # Losses since the start of the epoch. The sum stays on the device: reading it would wait for the step.
         self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
-        self._pushes = False  # whether the warning was given
+        self._push_warned = False
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Run `training_step`; if `log`, also measure loss and health of the global batch and return them."""
@@ -117,22 +117,22 @@ class PretrainTask(LoaderTask):
         values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
         if queue is not None:
             values["queue_fill"] = len(queue) / queue.capacity
-        if "neighbor_purity" in values and self._labels is not None and not self._purity_explained:
+        if "neighbor_purity" in values and self._labels is not None and not self._purity_printed:
             chance = purity_chance(self._labels)
-            self.progress.say(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
-            self._purity_explained = True
+            self.progress.print(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
+            self._purity_printed = True
         is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
         if is_collapsed and not self._collapsed:
             self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed
-        if values.get("pulled_share", 1.0) < 0.5 and not self._pushes:
+        if values.get("pulled_share", 1.0) < 0.5 and not self._push_warned:
             self._warn(batch.step, PUSH_ADVICE)
-            self._pushes = True
+            self._push_warned = True
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
 
     def _warn(self, step: int, advice: str) -> None:
         text = f"warning: step {step + 1}: {advice}"
-        self.progress.say(text)
+        self.progress.print(text)
         _log.warning(text)
 
     def display(self, step: int, values: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The sessions of a run: when, how and on which machine each start of its training ran (sessions.jsonl)."""
+"""The sessions of a run in sessions.jsonl: time, command, machine and duration of each start of its training."""
 
 from __future__ import annotations
 

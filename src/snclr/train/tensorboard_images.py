@@ -78,16 +78,10 @@ def png(image: RGBImage) -> bytes:
 
 
 def _newest(queue: NeighborQueue) -> tuple[Tensor, Tensor]:
-    """Return the queue position (n,) of the newest feature of each image, and the image ids (n,), sorted by id."""
-    position = torch.arange(len(queue), device=queue.ids.device)
-    order = torch.argsort(queue.ages(position), stable=True).tolist()
-    newest: dict[int, int] = {}
-    ids = queue.ids[: len(queue)].tolist()
-    for entry in order:
-        newest.setdefault(ids[entry], entry)
-    pairs = sorted(newest.items())
-    images, entries = torch.tensor(pairs, device=position.device, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
-    return entries, images
+    """Return the row (n,) of the newest entry of each image in the queue, and the image ids (n,), sorted by id."""
+    rows = queue.newest()
+    ids, order = queue.ids[rows].sort()
+    return rows[order], ids
 
 
 def _tile(dataset: ImageDataset, index: int, side: int) -> RGBImage:

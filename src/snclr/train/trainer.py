@@ -146,8 +146,8 @@ class Trainer(Generic[BatchT]):
     checkpoints: Path | None
     """Folder of the checkpoints; None: save none."""
     stop: StopFlag
-    opening: str = ""
-    """Message printed before the first step."""
+    start_message: str = ""
+    """Printed before the first step."""
     identity: dict[str, Any] | None = None
     """JSON values stored in each checkpoint. They must match to resume from it; see `load_latest_checkpoint`."""
     device: torch.device | str = "cpu"
@@ -171,10 +171,10 @@ class Trainer(Generic[BatchT]):
             start = checkpoint.step
         images, initial = task.images_after(total), task.images_after(start)
         with Progress(self.description, images, done=initial, quiet=self.quiet) as task.progress:
-            if self.opening:
-                task.progress.say(self.opening)
+            if self.start_message:
+                task.progress.print(self.start_message)
             if start:
-                task.progress.say(f"resuming after step {start} of {total}")
+                task.progress.print(f"resuming after step {start} of {total}")
             step = self._saved = start
             batches = task.batches(start)
             while step < total:
@@ -246,7 +246,7 @@ class Trainer(Generic[BatchT]):
             line = f"epoch {epoch}/{epochs}: " + ", ".join(f"{k} {v}" for k, v in shown.items() if k != "epoch")
             _log.info(line)
             if epoch % -(-epochs // 20) == 0:
-                progress.say(line)
+                progress.print(line)
 
     def _save(self, step: int) -> None:
         """Write a checkpoint, after the metrics it includes are on disk."""

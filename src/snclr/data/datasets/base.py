@@ -18,6 +18,7 @@ from snclr.data.labels import Labels as Labels
 from snclr.data.labels import renumber_labels
 from snclr.data.sampler import Ids, cached_epoch_order
 from snclr.errors import UserError, did_you_mean
+from snclr.io.hashing import sha256_bytes
 
 
 class ImageDataset(ABC):
@@ -82,7 +83,7 @@ class ArrayDataset(ImageDataset):
     def fingerprint(self) -> str:
         """Hash the shape and a sample of the images; hashing all of them would take seconds."""
         sample = np.linspace(0, len(self) - 1, num=min(len(self), 1000)).astype(np.int64)
-        content = hashlib.sha256(np.ascontiguousarray(self.images[sample]).tobytes()).hexdigest()
+        content = sha256_bytes(np.ascontiguousarray(self.images[sample]).tobytes())
         return _digest([self.prefix or self.name, str(self.images.shape), content])
 
 

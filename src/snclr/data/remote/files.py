@@ -97,7 +97,7 @@ def read_remote(url: str) -> bytes:
 def download(
     url: str, path: Path, *, size: int | None = None, sha256: str | None = None, timeout: float | None = None
 ) -> None:
-    """Download to `path` atomically, checking size and hash where they are known; see `retry` for `timeout`."""
+    """Download to `path` atomically, checking size and hash if they are known; see `retry` for `timeout`."""
     partial = path.with_name(path.name + ".partial")
 
     def attempt() -> None:

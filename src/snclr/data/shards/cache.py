@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from snclr.data.cache import cache_folder, cache_limit, cache_name
+from snclr.data.cache import cache_folder, cache_name, shard_cache_bytes
 from snclr.data.remote.files import download, file_name
 from snclr.errors import UserError
 from snclr.io.atomic import explain_unwritable
@@ -60,7 +60,7 @@ class ShardCache:
             )
         with explain_unwritable(top, "set SNCLR_CACHE to another folder"):
             (top / "shards").mkdir(parents=True, exist_ok=True)
-        return cls(top / "shards", cache_limit())
+        return cls(top / "shards", shard_cache_bytes())
 
     def path(self, shard: RemoteShard) -> Path:
         """Return the path of the local copy."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from snclr.data.remote.files import read_remote, sibling
 from snclr.data.shards.index import ShardIndex
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
-from snclr.io.hashing import sha256_file
+from snclr.io.hashing import sha256_bytes, sha256_file
 
 MANIFEST = "shards.json"
 INDEX = "index.safetensors"
@@ -58,8 +57,8 @@ class Manifest:
 
     def digest(self, *extra: str) -> str:
         """Return a hash that changes with any byte of any shard or of the index."""
-        parts = [*extra, *(entry.sha256 for entry in self.shards), _sha256(self.index.to_bytes())]
-        return _sha256("\0".join(parts).encode())
+        parts = [*extra, *(entry.sha256 for entry in self.shards), sha256_bytes(self.index.to_bytes())]
+        return sha256_bytes("\0".join(parts).encode())
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -71,7 +70,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "images": len(manifest.index),
         "classes": manifest.index.classes,
         "seed": manifest.seed,
-        "index": {"name": INDEX, "bytes": len(index), "sha256": _sha256(index)},
+        "index": {"name": INDEX, "bytes": len(index), "sha256": sha256_bytes(index)},
         "shards": [vars(entry) for entry in manifest.shards],
     }
     write_atomic(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
@@ -95,7 +94,7 @@ def read_manifest(location: Path | str) -> Manifest:
         raise UserError(f"{location} is not a manifest of `snclr pack`: {reason}") from error
     data = _read(location.parent / name if isinstance(location, Path) else sibling(location, name))
     try:
-        if _sha256(data) != digest:
+        if sha256_bytes(data) != digest:
             raise ValueError("wrong hash")
         index = ShardIndex.from_bytes(data)
         if len(index) != images or len(index) == 0 or int(index.shard.max()) >= len(shards):
@@ -130,7 +129,3 @@ def _matching(pattern: re.Pattern[str], value: Any) -> str:
     if not pattern.fullmatch(str(value)):
         raise ValueError(f"{str(value)[:200]!r} is not a plain file name or hash")
     return str(value)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -27,7 +27,7 @@ from snclr.data.shards.index import ShardIndex
 from snclr.data.shards.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, write_manifest
 from snclr.data.shards.tar import read_members, write_shard
 from snclr.errors import UserError, count
-from snclr.io.atomic import partial_path, remove_partial, sweep, write_atomic
+from snclr.io.atomic import partial_path, remove_leftovers, remove_partial, write_atomic
 from snclr.io.hashing import sha256_file
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.progress import Progress
@@ -139,7 +139,7 @@ def pack_folder(
         if out.exists():  # empty, or to be overwritten
             os.rename(out, partial_path(out))
         os.rename(work / _SHARDS, out)
-        sweep(out)
+        remove_leftovers(out)
         remove_partial(work)
     finally:
         lock.release()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from snclr.io.atomic import replacing
+from snclr.io.atomic import atomic_writer
 
 _BLOCK = tarfile.BLOCKSIZE
 _MAX_HEADER = 2**20  # bytes of one long name or pax record
@@ -77,7 +77,7 @@ def read_members(path: str | os.PathLike[str]) -> Iterator[Member]:
 def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
     """Write (name, content) pairs as a tar, atomically; its bytes depend on them alone."""
     with (
-        replacing(path, 0) as file,
+        atomic_writer(path, 0) as file,
         tarfile.open(
             fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
         ) as tar,

@@ -16,22 +16,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-TURNS = 2
-NUMBERS = 4 * TURNS  # per operation: whether, which, magnitude, sign
+NUM_OPS = 2
+NUMBERS = 4 * NUM_OPS  # per operation: whether, which, magnitude, sign
 
 Operation = Callable[[Tensor, float, float], Tensor]  # image uint8 (3, H, W), magnitude in [0, 1], sign ±1
 
 
 def _affine(
-    x: Tensor, *, angle: float = 0, move: tuple[float, float] = (0, 0), shear: tuple[float, float] = (0, 0),
+    x: Tensor, *, angle: float = 0, translate: tuple[float, float] = (0, 0), shear: tuple[float, float] = (0, 0),
     center: list[float] | None = None,
 ) -> Tensor:  # fmt: skip
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    shift = [round(part * x.shape[-1]) for part in move]
-    lean = [math.degrees(math.atan(part)) for part in shear]
+    pixels = [round(part * x.shape[-1]) for part in translate]
+    degrees = [math.degrees(math.atan(part)) for part in shear]
     moved: Tensor = functional.affine(
-        x, angle=angle, translate=shift, scale=1.0, shear=lean, interpolation=InterpolationMode.BILINEAR,
+        x, angle=angle, translate=pixels, scale=1.0, shear=degrees, interpolation=InterpolationMode.BILINEAR,
         fill=[124.0, 116.0, 104.0], center=center,
     )  # fmt: skip
     return moved
@@ -58,8 +58,8 @@ OPERATIONS: dict[str, Operation] = {
     "sharpness": lambda x, m, s: _library("adjust_sharpness", x, 1 + 0.9 * m * s),
     "shear x": lambda x, m, s: _affine(x, shear=(0.3 * m * s, 0)),
     "shear y": lambda x, m, s: _affine(x, shear=(0, 0.3 * m * s)),
-    "translate x": lambda x, m, s: _affine(x, move=(0.45 * m * s, 0)),
-    "translate y": lambda x, m, s: _affine(x, move=(0, 0.45 * m * s)),
+    "translate x": lambda x, m, s: _affine(x, translate=(0.45 * m * s, 0)),
+    "translate y": lambda x, m, s: _affine(x, translate=(0, 0.45 * m * s)),
 }
 
 
@@ -91,7 +91,7 @@ def rand_augment(
     changed = x.clone()
     for row in np.flatnonzero((numbers[:, ::4] < probability).any(axis=1)):
         image = x[row].mul(255).round().to(torch.uint8)
-        for whether, which, strength, sign in numbers[row].reshape(TURNS, 4):
+        for whether, which, strength, sign in numbers[row].reshape(NUM_OPS, 4):
             if whether < probability:
                 operation = list(operations.values())[int(which * len(operations))]
                 image = operation(image, _strength(strength), 1.0 if sign < 0.5 else -1.0)

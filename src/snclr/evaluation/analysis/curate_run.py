@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.data.datasets.base import ImageDataset, open_dataset
-from snclr.data.splits import has_test_part, open_splits
+from snclr.data.splits import holds_out_test, open_splits
 from snclr.errors import UserError
 from snclr.evaluation.analysis import curation
 from snclr.evaluation.analysis.graph import neighbor_graph
@@ -95,7 +95,7 @@ def _images(session: Session, dataset: ImageDataset, description: str) -> Images
 
 
 def _open_pair(session: Session, data: str, test: str | None) -> tuple[Images, Images]:
-    if test is None and not has_test_part(data):
+    if holds_out_test(data, test):
         raise UserError(
             f"leaks need test images: give --test, or data with a train and a test folder ({data} has none)"
         )

@@ -28,7 +28,7 @@ from snclr.evaluation.detection.scoring import Detection, average_precision, det
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
 from snclr.evaluation.results import append_result
-from snclr.io.atomic import check_writable, discard, sweep, write_atomic
+from snclr.io.atomic import check_writable, discard, remove_leftovers, write_atomic
 from snclr.io.hashing import sha256_json, weights_digest
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.stop import StopFlag
@@ -118,7 +118,7 @@ def _train(
         with raise_on_all_ranks():
             if fabric.is_global_zero:
                 lock_folder(lock, "the same fine-tuning", "give a run in a directory you own")
-                sweep(checkpoints)
+                remove_leftovers(checkpoints)
         with raise_on_all_ranks():
             trained = open_detector(folder, fabric.device)
         if trained is not None:
@@ -128,7 +128,7 @@ def _train(
         with StopFlag() as stop:
             Trainer(
                 task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
-                opening=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
+                start_message=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
                 device=fabric.device, quiet=quiet,
             ).fit(load_latest_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
         with raise_on_all_ranks():

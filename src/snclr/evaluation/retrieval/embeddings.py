@@ -24,7 +24,7 @@ from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
 from snclr.evaluation.retrieval.gallery import class_names
 from snclr.evaluation.retrieval.results import EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
-from snclr.io.atomic import check_writable, explain_unwritable, replacing, write_atomic
+from snclr.io.atomic import atomic_writer, check_writable, explain_unwritable, write_atomic
 from snclr.io.hashing import weights_digest
 
 FORMATS = (".npy", ".npz", ".parquet")
@@ -148,7 +148,7 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
     assert features.shape[:1] == (len(keys),)
     with explain_unwritable(path, _UNWRITABLE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, features.nbytes) as file:
+        with atomic_writer(path, features.nbytes) as file:
             if path.suffix.lower() == ".npy":
                 np.save(file, features, allow_pickle=False)
             elif path.suffix.lower() == ".npz":

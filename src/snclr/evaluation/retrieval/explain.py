@@ -27,7 +27,7 @@ from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, neighbor_logits, weighted_loss
 from snclr.runtime.device import pick_device
-from snclr.train.saved_run import load_trained_method
+from snclr.train.load_run import load_trained_method
 
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
 DENOMINATORS = {

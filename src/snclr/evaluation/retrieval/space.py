@@ -18,7 +18,7 @@ from snclr.evaluation.features import Features
 from snclr.evaluation.session import Session, run_encoder
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
-from snclr.train.saved_run import load_trained_method
+from snclr.train.load_run import load_trained_method
 
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K) with a row maximum of 1."""

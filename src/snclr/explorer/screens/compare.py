@@ -13,7 +13,7 @@ from snclr.data.decode import BadImage
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, purity
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import Explorer, ImageRef
+from snclr.explorer.opened import COMPARED, SAMPLE, Explorer, ImageRef
 from snclr.explorer.screens.timeline import kept_steps, need_step_graph
 
 K = 10
@@ -45,13 +45,14 @@ def default_other(explorer: Explorer) -> str:
     return names[1]
 
 
-def _job(explorer: Explorer, name: str) -> tuple[str, str, Callable[[Job], Side]]:
+def _job(explorer: Explorer, name: str, count: int) -> tuple[str, str, Callable[[Job], Side]]:
+    """Return the job that finds the neighbors among `count` images by one encoder."""
     titles = {each["name"]: each["title"] for each in encoders(explorer)}
     if name not in titles:
         raise UserError(f"there is no encoder {name!r} to compare; choose from {', '.join(titles)}")
 
     def compute(job: Job) -> Side:
-        sample = explorer.sample()
+        sample = explorer.sample(count)
         if name.startswith("step-"):
             found = need_step_graph(explorer, explorer.run, int(name.removeprefix("step-")))
             return Side(found.ids, Graph(found.graph.cosine[:, :K], found.graph.index[:, :K]))
@@ -63,7 +64,7 @@ def _job(explorer: Explorer, name: str) -> tuple[str, str, Callable[[Job], Side]
             ids, features = matrix.ids[rows], matrix.features[rows]
         return Side(ids, neighbor_graph(features, K, job.report))
 
-    return f"compare/{name}", f"neighbors by {titles[name]}", compute
+    return f"compare/{name}/{count}", f"neighbors by {titles[name]}", compute
 
 
 def _pixels(explorer: Explorer, sample: Tensor, job: Job) -> tuple[Tensor, Tensor]:
@@ -132,7 +133,8 @@ def pair(explorer: Explorer, one: str, other: str, index: int) -> dict[str, Any]
 
 def _sides(explorer: Explorer, one: str, other: str) -> tuple[Graph, Graph, Tensor]:
     """Return both graphs over the same images; an image that one encoder could not read is an error of the data."""
-    a, b = (explorer.jobs.get(*_job(explorer, name)) for name in (one, other))
+    count = COMPARED if {one, other} <= {"a", "b"} else SAMPLE
+    a, b = (explorer.jobs.get(*_job(explorer, name, count)) for name in (one, other))
     if not torch.equal(a.ids, b.ids):
         raise UserError("the two encoders could not read the same images; remove the bad images first")
     return a.graph, b.graph, a.ids

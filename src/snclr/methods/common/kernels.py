@@ -57,18 +57,18 @@ def topk(
         similarity = buffer[: stop - start]
         torch.mm(queries[start:stop], keys_t, out=similarity[:, :m])
         if exclude is not None:
-            _leave_out_pairs_(similarity, exclude[0] - start, exclude[1])
+            _mask_pairs_(similarity, exclude[0] - start, exclude[1])
         top_values, top_index = _topk_of_rows(similarity, min(k, m), block)
         values[start:stop, : top_values.shape[1]] = top_values
         index[start:stop, : top_values.shape[1]] = top_index.masked_fill_(top_values == -torch.inf, -1)
     return values, index
 
 
-def _leave_out_pairs_(similarity: Tensor, rows: Tensor, keys: Tensor) -> None:
-    """Set the entries (row, key) to -inf in place, without those whose row is outside.
+def _mask_pairs_(similarity: Tensor, rows: Tensor, keys: Tensor) -> None:
+    """Set the entries (row, key) to -inf in place; pairs whose row is outside of the block have no effect.
 
-    Selecting the pairs inside would make the host wait for their number. Those outside take the minimum of some entry
-    and +inf instead, which has no effect.
+    Selecting the pairs inside would make the host wait for their number. For those outside, some entry is set to the
+    minimum of itself and +inf.
     """
     inside = (rows >= 0) & (rows < similarity.shape[0])
     place = torch.where(inside, rows * similarity.stride(0) + keys, 0)
@@ -132,7 +132,7 @@ class Keys:
             keys = self.keys[tile] if self.index is None else self.keys.index_select(0, self.index[tile])
             yield start, keys.to(dtype), None if self.count is None else self.count[tile].to(dtype).log()
 
-    def leave_out_(self, logits: Tensor, rows: slice, start: int) -> None:
+    def mask_excluded_(self, logits: Tensor, rows: slice, start: int) -> None:
         """Set the logits of `exclude` to -inf in a tile (n, T) that starts at key `start`."""
         if self.exclude is not None:
             position = self.exclude[rows] - start
@@ -174,7 +174,7 @@ class _StreamingLogSumExp(torch.autograd.Function):
                         torch.mm(scaled[rows], keys.T, out=logits)
                     else:
                         torch.addmm(log_count, scaled[rows], keys.T, out=logits)
-                    key_set.leave_out_(logits, rows, first)
+                    key_set.mask_excluded_(logits, rows, first)
                     new_maximum = torch.maximum(maximum[rows], logits.amax(dim=1, keepdim=True))
                     scale = maximum[rows].sub_(new_maximum).exp_()  # rescales the sums to the new maximum
                     logits.sub_(new_maximum).exp_()

@@ -100,11 +100,11 @@ def soft_neighbor_loss(
 class NeighborLogits(NamedTuple):
     """The logits of Eq. 2 for one direction."""
 
-    own: Tensor  # (N, 1) z1·y2/τ
-    near: Tensor  # (N, K) z1·NN_i/τ, -inf where missing
+    positive: Tensor  # (N, 1) z1·y2/τ
+    neighbors: Tensor  # (N, K) z1·NN_i/τ, -inf where missing
     counts: Tensor  # (N, K) how often the neighbor is in the denominator, 0 where missing
     denominator: Tensor  # (N,) log of the denominator
-    others: Tensor | None = None  # (N,) log of the denominator without the row's neighbors, if asked for
+    others: Tensor | None = None  # (N,) log of the denominator without the row's own neighbors, for `pull`
 
 
 def neighbor_logits(
@@ -169,22 +169,22 @@ def weighted_loss(logits: NeighborLogits, w: Tensor, *, form: str, sides: str, p
         raise UserError(f"form must be one of {FORMS}, not {form!r}")
     if pull and form == "outside":
         raise UserError("pull is for form 'inside', not 'outside'")
-    positive_logit, neighbor_logit, count, denominator, _ = logits
+    positive, neighbors, counts, denominator, _ = logits
     if sides not in ("both", "positives"):
-        return WeightedLoss(denominator - positive_logit.squeeze(1), w, None)
+        return WeightedLoss(denominator - positive.squeeze(1), w, None)
     if pull:
         w = pulling_weights(logits, w)
-    mask = count > 0
+    mask = counts > 0
     if form == "outside":
-        neighbor_nll = torch.where(mask, denominator[:, None] - neighbor_logit, 0.0)
-        rows = denominator - positive_logit.squeeze(1) + (w * neighbor_nll).sum(dim=1)
-        threshold = (1 + w.sum(dim=1, keepdim=True)) * (neighbor_logit - denominator[:, None]).detach().exp()
+        neighbor_nll = torch.where(mask, denominator[:, None] - neighbors, 0.0)
+        rows = denominator - positive.squeeze(1) + (w * neighbor_nll).sum(dim=1)
+        threshold = (1 + w.sum(dim=1, keepdim=True)) * (neighbors - denominator[:, None]).detach().exp()
     else:
         is_positive = (w > 0) & mask
-        weighted_logit = torch.where(is_positive, neighbor_logit + torch.where(is_positive, w, 1.0).log(), -torch.inf)
-        rows = denominator - torch.cat([positive_logit, weighted_logit], dim=1).logsumexp(dim=1)
+        weighted = torch.where(is_positive, neighbors + torch.where(is_positive, w, 1.0).log(), -torch.inf)
+        rows = denominator - torch.cat([positive, weighted], dim=1).logsumexp(dim=1)
         threshold = (-rows.detach()).exp()[:, None]
-    return WeightedLoss(rows, w, (w > count * threshold).detach())
+    return WeightedLoss(rows, w, (w > counts * threshold).detach())
 
 
 def pulling_weights(logits: NeighborLogits, w: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def pulling_weights(logits: NeighborLogits, w: Tensor) -> Tensor:
     """
     assert logits.others is not None
     with torch.no_grad():
-        numerator = torch.cat([logits.own, logits.near + w.log()], dim=1).logsumexp(dim=1)
+        numerator = torch.cat([logits.positive, logits.neighbors + w.log()], dim=1).logsumexp(dim=1)
         minimum = PULL_MARGIN * logits.counts * (numerator - logits.others).exp().clamp(max=1)[:, None]
     return torch.maximum(w, minimum)
 

@@ -1,4 +1,4 @@
-"""Load a saved run: its config for a resume, or its trained method."""
+"""Load a run from its directory: the config for a resume, or the trained method."""
 
 from __future__ import annotations
 

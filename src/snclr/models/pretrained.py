@@ -1,0 +1,55 @@
+"""The pretrained weights that torchvision and timm publish for their architectures."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from snclr.errors import UserError, first_line
+from snclr.models.encoders import NARROW_RESNETS, EncoderSpec, resolve_encoder
+
+
+class PretrainedWeights(NamedTuple):
+    """A state dict of the library, and the mean and standard deviation its images were normalized with."""
+
+    state: dict[str, Tensor]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def download_pretrained(spec: EncoderSpec) -> PretrainedWeights:
+    """Return the library's default pretrained weights of `spec`, from its cache or downloaded.
+
+    timm adapts the position embeddings of a ViT to the image size.
+    """
+    if spec.name in NARROW_RESNETS:
+        raise UserError(
+            f"there are no pretrained weights of {spec.name}; choose another encoder or give a weights file"
+        )
+    default = resolve_encoder(spec.name, image_size=spec.image_size).heads
+    if default != spec.heads:
+        raise UserError(f"the pretrained weights of {spec.name} have {default} attention heads, not {spec.heads}")
+    try:
+        return _torchvision(spec) if spec.library == "torchvision" else _timm(spec)
+    except Exception as error:  # each hub client raises its own errors
+        raise UserError(
+            f"cannot get the pretrained weights of {spec.name} from {spec.library} ({first_line(error)}). "
+            "Download them on another machine and give the file."
+        ) from error
+
+
+def _torchvision(spec: EncoderSpec) -> PretrainedWeights:
+    import torchvision
+
+    weights = torchvision.models.get_model_weights(spec.architecture).DEFAULT
+    transform: Any = weights.transforms()
+    return PretrainedWeights(weights.get_state_dict(progress=True), tuple(transform.mean), tuple(transform.std))
+
+
+def _timm(spec: EncoderSpec) -> PretrainedWeights:
+    import timm
+
+    model: nn.Module = timm.create_model(spec.architecture, pretrained=True, num_classes=0, **spec.model_args)
+    config: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    return PretrainedWeights(model.state_dict(), tuple(config["mean"]), tuple(config["std"]))
