@@ -34,7 +34,7 @@ from snclr.evaluation.retrieval.space import encoder_space, open_space
 from snclr.evaluation.session import Session, run_encoder
 from snclr.runtime.device import to_device
 from snclr.runtime.stop import StopFlag
-from snclr.train.saved_run import load_trained_method
+from snclr.train.load_run import load_trained_method
 from snclr.train.trainer import TrainTask
 from tests.device.evaluations_parts import EVALUATIONS, ON_SEVERAL_RANKS
 from tests.device.steps import PretendedFabric, SilentProgress, lines, start

@@ -16,6 +16,7 @@ from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
 from snclr.diagnostics.results import CheckRow, at_most, not_applicable, verdict
 from snclr.diagnostics.setup import Setup, write_photos
+from snclr.train.config import all_settings
 from snclr.train.metrics import read_metrics
 from snclr.train.pretrain import pretrain
 
@@ -27,9 +28,16 @@ RANKS_ERROR = 1e-5
 
 
 def check_resume(setup: Setup) -> Iterator[CheckRow]:
-    """Compare four steps with a resume after two of them in another process: the result must have the same bits."""
+    """Compare four steps with a resume after two of them in another process: the result must have the same bits.
+
+    On a GPU both run with --deterministic, without which equal bits are not promised.
+    """
     whole, resumed = setup.folder / "whole", setup.folder / "resumed"
-    pretrain(**run_settings(setup, whole), checkpoint_every=HALF, keep_checkpoints=STEPS, quiet=True)
+    settings = {**run_settings(setup, whole), **deterministic(setup), "checkpoint_every": HALF}
+    if setup.kind == "cuda":  # in a new process: cuBLAS reads the setting before its first product
+        run_snclr("pretrain", *flags({**settings, "keep_checkpoints": STEPS}))
+    else:
+        pretrain(**settings, keep_checkpoints=STEPS, quiet=True)
     shutil.copytree(whole, resumed, ignore=shutil.ignore_patterns(f"step-{STEPS:010}", "encoder*"))
     run_snclr("pretrain", "--resume", "--out", resumed)
     expected, found = end_state(whole), end_state(resumed)
@@ -53,9 +61,7 @@ def check_ranks(setup: Setup) -> Iterator[CheckRow]:
     one, several = setup.folder / "one-rank", setup.folder / "several-ranks"
     settings = run_settings(setup, one, precision="64")
     pretrain(**settings, quiet=True)
-    options = {**settings, "out": several, "device": setup.kind, "devices": setup.ranks}
-    flags = [text for key, value in options.items() for text in (f"--{key.replace('_', '-')}", str(value))]
-    run_snclr("pretrain", *flags)
+    run_snclr("pretrain", *flags({**settings, "out": several, "device": setup.kind, "devices": setup.ranks}))
     losses, other = ([record["loss"] for record in read_metrics(run)] for run in (one, several))
     error = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, other, strict=True))
     yield at_most(
@@ -63,6 +69,11 @@ def check_ranks(setup: Setup) -> Iterator[CheckRow]:
         advice="Communication between the ranks is wrong: update the driver and NCCL; try NCCL_P2P_DISABLE=1.",
         details=tuple(f"step {step}: {a:.9g}, {b:.9g}" for step, (a, b) in enumerate(zip(losses, other, strict=True))),
     )  # fmt: skip
+
+
+def deterministic(setup: Setup) -> dict[str, Any]:
+    """Return the setting for equal bits on a GPU; a CPU needs none."""
+    return {"deterministic": True} if setup.kind == "cuda" and "deterministic" in all_settings() else {}
 
 
 def run_settings(setup: Setup, out: Path, precision: str = "32") -> dict[str, Any]:
@@ -75,6 +86,16 @@ def run_settings(setup: Setup, out: Path, precision: str = "32") -> dict[str, An
         "dim": 16, "optimizer": "sgd", "lr": 0.4, "clip_gradient": 1.0, "workers": 1, "threads": 1, "log_every": 1,
         "device": setup.device, "precision": precision,
     }  # fmt: skip
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Return settings as arguments of the command line.
+
+    >>> flags({"batch_size": 8, "deterministic": True})
+    ['--batch-size=8', '--deterministic']
+    """
+    names = {name: f"--{name.replace('_', '-')}" for name in settings}
+    return [names[name] if value is True else f"{names[name]}={value}" for name, value in settings.items()]
 
 
 def run_snclr(*arguments: object) -> None:

@@ -84,12 +84,18 @@ def synchronize(device: str) -> None:
 @contextlib.contextmanager
 def exact_float32() -> Iterator[None]:
     """Compute float32 products and convolutions without TF32, which rounds their inputs to 10 bits."""
-    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    backends: Any = torch.backends
+    new_names = hasattr(backends.cudnn, "conv")  # torch 2.9 and later, which refuse a mix of both kinds of names
+    owners = (backends.cuda.matmul, backends.cudnn.conv if new_names else backends.cudnn)
+    name, exact = ("fp32_precision", "ieee") if new_names else ("allow_tf32", False)
+    before = [getattr(owner, name) for owner in owners]
+    for owner in owners:
+        setattr(owner, name, exact)
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
+        for owner, value in zip(owners, before, strict=True):
+            setattr(owner, name, value)
 
 
 def write_photos(folder: Path, count: int = 32) -> Path:

@@ -43,7 +43,7 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     tensor([1., 1.])
     """
     device = torch.device(device)
-    if device.type == "cuda" and not tensor.is_pinned():
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
