@@ -55,8 +55,8 @@ def check_ranks(setup: Setup) -> Iterator[CheckRow]:
     """Compare the losses of four steps on one rank and on several, in float64."""
     name = f"1 rank against {setup.ranks}"
     if setup.ranks < 2:
-        reason = "Apple GPUs support one rank" if setup.kind == "mps" else "there is one device; give --devices 2"
-        yield not_applicable("ranks", "1 rank against several", reason)
+        reasons = {"cuda": "there is one GPU, or --devices is 1", "mps": "Apple GPUs support one rank"}
+        yield not_applicable("ranks", "1 rank against several", reasons.get(setup.kind, "--devices is 1"))
         return
     one, several = setup.folder / "one-rank", setup.folder / "several-ranks"
     settings = run_settings(setup, one, precision="64")

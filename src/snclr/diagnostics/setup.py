@@ -100,9 +100,11 @@ def exact_float32() -> Iterator[None]:
 
 def write_photos(folder: Path, count: int = 32) -> Path:
     """Write smooth random JPEG files of 500 × 375 pixels, as in ImageNet, and return their folder."""
-    target = folder / "photos"
-    target.mkdir(exist_ok=True)
-    for number in range(len(list(target.iterdir())), count):
+    target = folder / f"photos-{count}"
+    if target.is_dir():
+        return target
+    target.mkdir()
+    for number in range(count):
         coarse = np.random.default_rng(number).integers(0, 256, (12, 16, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(target / f"{number:03}.jpg")
     return target
