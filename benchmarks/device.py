@@ -39,7 +39,7 @@ from snclr.methods.common import kernels
 from snclr.methods.common.kernels import Keys
 from snclr.methods.snclr.loss import SoftNeighborLoss
 from snclr.models.encoders import build_encoder
-from snclr.train.build import encoder_spec, view_groups
+from snclr.train.build import encoder_spec, view_settings
 from snclr.train.config import PretrainConfig, resolve
 
 MACHINES = (A100, H100)
@@ -156,7 +156,7 @@ def color_part(config: PretrainConfig, job: Job) -> Callable[[], None]:
     images = torch.empty(len(ids), 3, side, side, dtype=torch.uint8, device="meta")
 
     def run() -> None:
-        for view, settings in enumerate(view_groups(config)):
+        for view, settings in enumerate(view_settings(config)):
             colored = color_views(images, settings, seed=0, epoch=0, ids=ids, view=view)
             colored.contiguous(memory_format=torch.channels_last)
 

@@ -48,6 +48,17 @@ SMALL_DETECTOR: dict[str, Any] = {
 }  # fmt: skip
 
 
+class AutocastFabric(PretendedFabric):
+    """Wraps a module as Fabric does: its forward pass runs under autocast."""
+
+    def setup(self, module: Any, optimizer: Any) -> tuple[Any, Any]:
+        def forward(*args: Any) -> Any:
+            with self.forward_context():
+                return module(*args)
+
+        return forward, optimizer
+
+
 class Evaluations:
     """The parts of the evaluations of a tiny run, each a method that returns the device types of its results."""
 
@@ -111,7 +122,7 @@ class Evaluations:
         settings = DetectSettings(**SMALL_DETECTOR)
         train = self.coco[0].for_training(keep_empty=True)
         model = build_detector(encoder, spec, len(train.categories), settings)
-        fabric = PretendedFabric(self.world_size, autocast=True)
+        fabric = AutocastFabric(self.world_size, autocast=True)
         task = DetectionTask(model, train, settings, fabric, self.folder / "bad.json")
         self.last_step(task)
         self.detector = task.model, settings

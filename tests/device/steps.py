@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -52,11 +52,11 @@ class PretendedFabric:
         forward.module = module  # type: ignore[attr-defined]
         return forward, optimizer
 
+    def forward_context(self) -> AbstractContextManager[Any]:
+        return torch.autocast(NAME, dtype=torch.bfloat16) if self._autocast else nullcontext()
+
     def state_dict(self) -> dict[str, Any]:
         return {}
-
-    def forward_context(self) -> Any:
-        return torch.autocast(NAME, dtype=torch.bfloat16) if self._autocast else nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
