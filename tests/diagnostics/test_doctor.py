@@ -50,7 +50,8 @@ def test_rows_that_a_cpu_cannot_show_are_not_applicable_with_a_reason(result):
     for name in (
         "machine: GPU", "machine: bf16", "machine: copies between GPUs", "kernels: color stage",
         "methods: all in float64", "methods: all in bf16", "methods: all in fp16", "host waits: all methods",
-        "overflow: a gradient that overflows in fp16", "memory: demo: largest batch on one GPU", "compile: demo",
+        "overflow: a gradient that overflows in fp16", "memory: demo: peak of a step",
+        "memory: demo: largest batch on one GPU", "compile: demo",
     ):  # fmt: skip
         assert rows[name]["outcome"] == "not applicable", name
         assert rows[name]["value"], name
@@ -66,7 +67,6 @@ def test_checks_have_numbers_limits_and_advice(result):
     assert len(rows["ranks: 1 rank against 2"]["details"]) == 4
     times = {name: rows[f"speed: demo: {name}"]["number"] for name in ("data", "color", "encoder", "loss", "step")}
     assert min(times.values()) > 0
-    assert rows["memory: demo: peak of a step"]["number"] > 50  # megabytes
 
 
 def test_a_wrong_kernel_fails_its_row_and_the_exit_code_is_1():

@@ -10,7 +10,6 @@ import torch
 from snclr.diagnostics.recipe_step import random_batch, recipe_task
 from snclr.diagnostics.results import CheckRow, measured, not_applicable
 from snclr.diagnostics.setup import Setup
-from snclr.train.cost import peak_memory
 from snclr.train.pretrain_task import PretrainTask
 
 FIRST, GRAIN = 32, 32
@@ -21,24 +20,22 @@ MOST = 4096
 
 def check_memory(setup: Setup) -> Iterator[CheckRow]:
     """Measure the peak memory of a step, and search the largest batch that fits on the GPU."""
-    task = recipe_task(setup)
-    if setup.kind == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    images = task.config.batch_size
-    task.training_step(random_batch(task, images))
-    found = peak_memory()
-    what = "tensors on the GPU" if found["memory"] == "cuda" else "the whole process"
-    value = f"{found['peak_mb'] / 1000:.2f} GB for {images} images ({what})"
-    yield measured("memory", f"{setup.recipe}: peak of a step", value, found["peak_mb"])
-    name = f"{setup.recipe}: largest batch on one GPU"
+    peak, batch = f"{setup.recipe}: peak of a step", f"{setup.recipe}: largest batch on one GPU"
     if setup.kind != "cuda":
-        yield not_applicable("memory", name, f"the device is {setup.device}; only a GPU refuses a batch")
-    elif setup.quick:
-        yield not_applicable("memory", name, "not run with --quick")
-    else:
-        largest = largest_batch(lambda size: fits(task, size))
-        value = f"{largest} images" if largest < MOST else f"at least {MOST} images"
-        yield measured("memory", name, value, largest)
+        yield not_applicable("memory", peak, f"the device is {setup.device}; for a process see `snclr plan`")
+        yield not_applicable("memory", batch, f"the device is {setup.device}; only a GPU refuses a batch")
+        return
+    task = recipe_task(setup)
+    images = task.config.batch_size
+    torch.cuda.reset_peak_memory_stats(setup.device)
+    task.training_step(random_batch(task, images))
+    megabytes = torch.cuda.max_memory_allocated(setup.device) / 1e6
+    yield measured("memory", peak, f"{megabytes / 1000:.2f} GB of tensors for {images} images", megabytes)
+    if setup.quick:
+        yield not_applicable("memory", batch, "not run with --quick")
+        return
+    largest = largest_batch(lambda size: fits(task, size))
+    yield measured("memory", batch, f"{largest} images" if largest < MOST else f"at least {MOST} images", largest)
 
 
 def largest_batch(fits: Callable[[int], bool]) -> int:
