@@ -40,12 +40,12 @@ benchmarks: $(VENV)/.installed
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/data.py
 
-# Rebuilds the tables and figures of docs/results/tables.md from the records in results/.
+# Rebuilds the tables and figures in docs/results from the records in results/.
 results: $(VENV)/.installed
 	$(BIN)/python scripts/build_results.py
 	$(BIN)/python scripts/neighbor_tables.py
 
-# Every promise of docs/reliability.md at its full count; takes about an hour on two cores.
+# Every promise of docs/reliability.md at its full number of trials; takes about an hour on two cores.
 soak: $(VENV)/.installed
 	$(BIN)/python scripts/soak.py
 

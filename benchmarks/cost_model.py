@@ -8,11 +8,11 @@ neighbors selected by the whole batch. One multiply-add is two operations.
     search      2 directions × 2·N·Q·D operations, and passes over N·Q similarities in memory
     loss        2 directions × value and gradient × 2·N·(B + U)·D operations, and passes over N·(B + U) logits
     gather      all_gather of y2 and the selected neighbors in both directions, and of the pushed keys with ids: 6 calls
-    batch norm  one all_gather per layer and view forward, and one all-reduce backward if trained
-    gradient    all-reduce of the trained parameters, minus the part that overlaps with the backward pass
+    batch norm  one all_gather per layer and view forward, and one all_reduce backward if trained
+    gradient    all_reduce of the trained parameters, minus the part that overlaps with the backward pass
     update      optimizer and target network: passes over the parameters
     queue       the push of B keys
-    agreement   all_gather of the stop and failure flags, all-reduce of the non-finite flag: counted as two all-reduces
+    agreement   one all_gather of the ranks' stop and error flags, one all_reduce of the loss and its non-finite flag
 
 docs/reference/scaling.md states which numbers were measured.
 """
@@ -37,17 +37,12 @@ class Network:
     """An encoder with its heads at its image size."""
 
     name: str
-    forward: float
-    """F: operations of one image through encoder, projector and predictor."""
-    momentum_forward: float
-    """F': operations of one image through the target encoder and projector."""
-    parameters: int
-    """Trained parameters."""
-    norms: int
-    """Batch norms in the trained branch."""
+    forward: float  # F: operations of one image through encoder, projector and predictor
+    momentum_forward: float  # F': operations of one image through the target encoder and projector
+    parameters: int  # trained parameters
+    norms: int  # batch norms in the trained branch
     momentum_norms: int
-    utilization: float = 0.3
-    """Share of a GPU's peak that its passes reach."""
+    utilization: float = 0.3  # share of a GPU's peak that its passes reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,27 +50,17 @@ class Machine:
     """Rates of the processor of one rank and of the interconnect."""
 
     name: str
-    peak: float
-    """Peak operations per second in the encoder's precision."""
-    float32: float
-    """Achieved operations per second of float32 matrix products, for search and loss."""
-    memory: float
-    """Memory bandwidth in bytes per second."""
-    launch: float
-    """Seconds per kernel launch."""
-    start: float
-    """Fixed latency of a collective in seconds."""
-    near_hop: float
-    """Latency per hop within a node."""
-    far_hop: float
-    """Latency per hop between nodes."""
-    near_link: float
-    """Bytes per second into a rank if all ranks are on one node."""
-    far_link: float
-    """Bytes per second into a node; data for all of its ranks crosses the network once."""
-    per_machine: int = 8
-    colors: bool = True
-    """Whether the color stage runs on the processor of the step, as on a GPU; on a CPU it runs beside it."""
+    peak: float  # peak operations per second in the encoder's precision
+    float32: float  # achieved operations per second of float32 matrix products, for search and loss
+    memory: float  # memory bandwidth in bytes per second
+    launch: float  # seconds per kernel launch
+    start: float  # fixed latency of a collective in seconds
+    near_hop: float  # latency per hop within a node
+    far_hop: float  # latency per hop between nodes
+    near_link: float  # bytes per second into a rank if all ranks are on one node
+    far_link: float  # bytes per second into a node; data for all of its ranks crosses the network once
+    ranks_per_node: int = 8
+    colors: bool = True  # whether the color stage runs on the processor of the step, as on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +68,17 @@ class Job:
     """The sizes of a step."""
 
     batch: int
-    processes: int
+    world_size: int
     queue: int = 128_000
     dim: int = 256
     neighbors: int = 30
-    queue_bytes: int = 4
-    """Bytes of a number in the queue: 4 for float32, 2 for float16."""
-    image_size: int = 224
-    """S: side of a view in pixels."""
+    queue_bytes: int = 4  # bytes of a number in the queue: 4 for float32, 2 for float16
+    image_size: int = 224  # S: side of a view in pixels
 
     @property
     def rows(self) -> float:
         """N: images per rank."""
-        return self.batch / self.processes
+        return self.batch / self.world_size
 
 
 A100 = Machine(
@@ -115,7 +98,7 @@ V100 = Machine(
 def distinct_picks(job: Job) -> float:
     """Return U if all entries are equally likely; an upper estimate, at most min(B·K, Q).
 
-    >>> round(distinct_picks(Job(batch=4096, processes=32)))
+    >>> round(distinct_picks(Job(batch=4096, world_size=32)))
     78990
     """
     return job.queue * -math.expm1(-job.batch * job.neighbors / job.queue)
@@ -124,7 +107,7 @@ def distinct_picks(job: Job) -> float:
 def queue_memory(job: Job) -> int:
     """Return the bytes of the queue on every rank: features, ids and ages.
 
-    >>> queue_memory(Job(batch=4096, processes=32))
+    >>> queue_memory(Job(batch=4096, world_size=32))
     133120000
     """
     return job.queue * (job.dim * job.queue_bytes + 16)
@@ -159,34 +142,34 @@ def loss_seconds(job: Job, machine: Machine) -> float:
 def gather_seconds(job: Job, machine: Machine) -> float:
     """Return the seconds of all all_gather calls: y2 and its neighbors per direction, then the pushed keys and ids."""
     sizes = [4 * job.dim, 8 * job.neighbors] * 2 + [4 * job.dim, 8]
-    return sum(gather_message(job.batch * size, job.processes, machine) for size in sizes)
+    return sum(gather_message(job.batch * size, job.world_size, machine) for size in sizes)
 
 
-def gather_message(size: float, processes: int, machine: Machine) -> float:
-    """Return the seconds of a ring all_gather with a result of `size` bytes; 0 for one process."""
-    if processes == 1:
+def gather_message(size: float, world_size: int, machine: Machine) -> float:
+    """Return the seconds of a ring all_gather with a result of `size` bytes; 0 for one rank."""
+    if world_size == 1:
         return 0.0
-    machines = math.ceil(processes / machine.per_machine)
-    hops = (processes - machines) * machine.near_hop + (machines - 1) * machine.far_hop
-    return machine.start + hops + size * (processes - 1) / processes / _link(processes, machine)
+    nodes = math.ceil(world_size / machine.ranks_per_node)
+    hops = (world_size - nodes) * machine.near_hop + (nodes - 1) * machine.far_hop
+    return machine.start + hops + size * (world_size - 1) / world_size / _link(world_size, machine)
 
 
-def reduce_message(size: float, processes: int, machine: Machine) -> float:
-    """Return the seconds of a tree all-reduce of `size` bytes."""
-    if processes == 1:
+def reduce_message(size: float, world_size: int, machine: Machine) -> float:
+    """Return the seconds of a tree all_reduce of `size` bytes."""
+    if world_size == 1:
         return 0.0
-    machines = math.ceil(processes / machine.per_machine)
-    near = min(processes, machine.per_machine) - 1
-    hops = 2 * (near * machine.near_hop + math.ceil(math.log2(machines)) * machine.far_hop)
-    return machine.start + hops + 2 * size * (processes - 1) / processes / _link(processes, machine)
+    nodes = math.ceil(world_size / machine.ranks_per_node)
+    near = min(world_size, machine.ranks_per_node) - 1
+    hops = 2 * (near * machine.near_hop + math.ceil(math.log2(nodes)) * machine.far_hop)
+    return machine.start + hops + 2 * size * (world_size - 1) / world_size / _link(world_size, machine)
 
 
-def _link(processes: int, machine: Machine) -> float:
-    return machine.near_link if processes <= machine.per_machine else machine.far_link
+def _link(world_size: int, machine: Machine) -> float:
+    return machine.near_link if world_size <= machine.ranks_per_node else machine.far_link
 
 
 def norm_messages(network: Network) -> tuple[int, int]:
-    """Return the collectives of synchronized batch norm per step for two views: all_gather, all-reduce."""
+    """Return the collectives of synchronized batch norm per step for two views: all_gather, all_reduce."""
     return 2 * (network.norms + network.momentum_norms), 2 * network.norms
 
 
@@ -198,9 +181,9 @@ def step_parts(job: Job, network: Network, machine: Machine) -> dict[str, float]
     backward = trained * 2 / 3 * job.rows / rate
     gathers, reduces = norm_messages(network)
     small = 8 * 1024  # bytes of a layer's statistics; latency dominates
-    norm = gathers * gather_message(small, job.processes, machine)
-    norm += reduces * reduce_message(small, job.processes, machine)
-    gradient = reduce_message(4 * network.parameters, job.processes, machine)
+    norm = gathers * gather_message(small, job.world_size, machine)
+    norm += reduces * reduce_message(small, job.world_size, machine)
+    gradient = reduce_message(4 * network.parameters, job.world_size, machine)
     pushed = 3 * job.batch * (4 * job.dim + 16) / machine.memory + _PUSH_KERNELS * machine.launch
     return {
         **({"color": color_seconds(job, machine)} if machine.colors else {}),
@@ -212,7 +195,8 @@ def step_parts(job: Job, network: Network, machine: Machine) -> dict[str, float]
         "gradient": max(0.0, gradient - backward),
         "update": _UPDATE_BYTES * network.parameters / machine.memory,
         "queue": pushed,
-        "agreement": 2 * reduce_message(24, job.processes, machine),
+        "agreement": gather_message(32 * job.world_size, job.world_size, machine)
+        + reduce_message(8, job.world_size, machine),
     }
 
 
@@ -238,7 +222,7 @@ def sharded_search_seconds(job: Job, machine: Machine) -> float:
     The operations are the same, N·Q = B·(Q/G); memory shrinks by G. Merging adds an all_gather of each shard's K best
     values and indices per row.
     """
-    merge = gather_message(job.rows * job.processes * job.neighbors * 12, job.processes, machine)
+    merge = gather_message(job.rows * job.world_size * job.neighbors * 12, job.world_size, machine)
     return search_seconds(job, machine) + 2 * merge
 
 

@@ -1,16 +1,17 @@
-"""Does loading keep the processor busy? Images a second of the loader against the same work in bare loops.
+"""Images per second of the dataloader, compared with the same work in plain loops.
 
     python benchmarks/data.py             # 500 × 375 JPEGs, two views of 224 px; about two minutes on two cores
     python benchmarks/data.py --json      # the same, with one JSON object as the last line
 
-bare      the per-image work of stage 1 (read, decode, two crops scaled and mirrored) in as many plain processes as the
-          loader has workers, each over its own part of the files: no batches, no queues, no order
-decode    the same processes, decoding alone, for reference
-files     the loader's stage 1: whole batches from worker processes, from a folder
+bare      the work of the loader's workers per image (read, decode, crop and flip two views) in as many plain processes,
+          each over its own part of the files: no batches, no queues, no order
+decode    the same processes, decoding only
+files     batches of crops from the loader's workers, from a folder
 shards    the same, from `snclr pack` of that folder
-batches   the loader as the training loop uses it: stage 2 (colors) too, which on the CPU takes from the same cores
-All take turns, so that a change in the machine's load meets each. The start of the processes is not counted. The figure
-that matters is files / bare and shards / bare, the median over the rounds: 0.9 or more is what we ask.
+batches   the loader as the trainer uses it: also color transforms, which run on the same cores on a CPU
+
+The measurements alternate, so that the load of the machine affects all alike. The start of the processes is not
+counted. The numbers to look at are files / bare and shards / bare, medians over the rounds: at least 0.9.
 """
 
 from __future__ import annotations
@@ -73,23 +74,23 @@ def bare_work(task: tuple[list[int], int, bool]) -> int:
 
 def bare_rate(pool: Any, length: int, workers: int, size: int, images: int, *, crops: bool) -> float:
     ids = [number % length for number in range(images)]
-    began = time.perf_counter()
+    start = time.perf_counter()
     done = sum(pool.map(bare_work, [(ids[part::workers], size, crops) for part in range(workers)], chunksize=1))
-    return float(done / (time.perf_counter() - began))
+    return float(done / (time.perf_counter() - start))
 
 
 def steady_rate(items: Iterator[Any], batch: int, skip: int, count: int) -> float:
-    """Images a second while the workers are at work: from the arrival of batch `skip` to that of `count` more.
+    """Return the images per second between batch `skip` and the batch `count` later.
 
     More items follow, since some workers would otherwise be idle at the end.
     """
-    began = 0.0
+    start = 0.0
     for number, _ in enumerate(items):
         if number == skip:
-            began = time.perf_counter()
+            start = time.perf_counter()
         elif number == skip + count:
             break
-    return count * batch / (time.perf_counter() - began)
+    return count * batch / (time.perf_counter() - start)
 
 
 def stage1_rate(dataset: ImageDataset, size: int, batch: int, count: int, workers: int) -> float:
@@ -111,7 +112,9 @@ def measure(a: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     count = max(a.measured // a.batch_size, 4)
     rates: dict[str, list[float]] = {"bare": [], "decode": [], "files": [], "shards": [], "batches": []}
     with multiprocessing.get_context("spawn").Pool(a.workers, start_process, (str(photos),)) as pool:
-        bare_rate(pool, len(files), a.workers, a.image_size, a.images, crops=True)  # the files are in memory from here
+        bare_rate(
+            pool, len(files), a.workers, a.image_size, a.images, crops=True
+        )  # now the operating system caches the files
         for number in range(a.rounds):
             bare = {"pool": pool, "length": len(files), "workers": a.workers, "size": a.image_size}
             loader = {"size": a.image_size, "batch": a.batch_size, "count": count, "workers": a.workers}
@@ -126,14 +129,14 @@ def measure(a: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
 
 
 def ratio(rates: dict[str, list[float]], name: str) -> float:
-    """The median over rounds of a rate to the mean of the bare loops before and after it."""
+    """Return the median over rounds of a rate divided by the mean of the bare loops before and after it."""
     pairs = zip(rates[name], rates["bare"][::2], rates["bare"][1::2], strict=True)
     return statistics.median(2 * rate / (before + after) for rate, before, after in pairs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=512, help="JPEGs to make")
+    parser.add_argument("--images", type=int, default=512, help="JPEGs to write")
     parser.add_argument("--measured", type=int, default=1024, help="images in each measurement")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch-size", type=int, default=64)

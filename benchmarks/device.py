@@ -240,7 +240,7 @@ def main() -> None:
     result = {}
     for recipe in a.recipe or ["vit-small-imagenet", "resnet50-imagenet"]:
         config = resolve({"recipe": recipe, "data": "unused", "out": "unused", "image_size": a.image_size})
-        job = Job(batch=a.images * a.gpus, processes=a.gpus, queue=a.queue, dim=config.dim, neighbors=config.neighbors)
+        job = Job(batch=a.images * a.gpus, world_size=a.gpus, queue=a.queue, dim=config.dim, neighbors=config.neighbors)
         parts = count_parts(config, job)
         title = f"{recipe}, {config.image_size} px, {a.images} images per GPU, {a.gpus} GPUs, Q = {a.queue:,}"
         print(table(title, parts))

@@ -2,8 +2,8 @@
 
     python benchmarks/explore.py --images 100000
 
-Makes a folder of hard links to a few tiny images, a run with an encoder of 512 features, and features in its cache.
-Then it starts the real command and measures it with a headless Chromium (pip install playwright).
+It writes a folder of hard links to 200 tiny images and a run with an encoder and cached features. Then it starts the
+command and measures it with a headless Chromium (pip install playwright).
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def measure(address: str, pid: int) -> dict[str, Any]:
         first = time.perf_counter() - start
         clicks, searches = [], []
         for number in range(20):
-            ask = f"api/neighbors?set=images&gallery=images&space=encoder&k=60&run=a&id={997 * number + 5}"
+            url = f"api/neighbors?set=images&gallery=images&space=encoder&k=60&run=a&id={997 * number + 5}"
             begin = time.perf_counter()
-            answer = page.evaluate("async url => (await fetch(url)).json()", ask)
+            answer = page.evaluate("async url => (await fetch(url)).json()", url)
             clicks.append(1000 * (time.perf_counter() - begin))
             searches.append(answer["milliseconds"])
         page.goto(address + "#/map")

@@ -1,10 +1,10 @@
-"""Time to the first line, to the first sign of progress, and the longest silence of each command on a terminal.
+"""Seconds to the first line, to the first progress, and the longest silence of each command on a terminal.
 
     python benchmarks/feedback.py [--json] [COMMAND ...]
 
 Every command runs on the demo images in a pseudo-terminal of 80 columns, and the time of each piece of output is
-recorded. "Progress" is the first output after the opening line; "silence" is the longest one until the result. Run it
-twice after an installation: the operating system caches the imported files.
+recorded. "Progress" is the first output after the opening line; "silence" is the longest time without output until the
+result. Run it twice after an installation: the operating system caches the imported files.
 """
 
 from __future__ import annotations

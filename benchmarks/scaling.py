@@ -7,7 +7,7 @@
 
 Measured are operations, parameters and batch norms of the encoders (counted on meta tensors); CPU rates of matrix
 products, search, loss, encoders, memory and kernel launches; latency and bandwidth of collectives between 2 and 4 gloo
-processes; and the collectives and seconds of real training steps. The model is checked against these steps, and then
+ranks; and the collectives and seconds of real training steps. The model is checked against these steps, and then
 predicts large jobs: on such cores from the measurements, and on GPUs from data sheets. No GPU was measured.
 """
 
@@ -120,9 +120,9 @@ def median(run: Callable[[], Any], repeats: int = 7) -> float:
     run()
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
@@ -153,8 +153,8 @@ def both_passes(method: Any, images: torch.Tensor) -> None:
 
 
 def this_machine(core: dict[str, Any], messages: dict[str, Any]) -> Machine:
-    """Describe this machine: measured message costs; processes beyond the number of cores share them."""
-    share = min(1.0, (os.cpu_count() or 1) / messages["processes"])
+    """Describe this machine: measured costs of messages; ranks beyond the number of cores share them."""
+    share = min(1.0, (os.cpu_count() or 1) / messages["ranks"])
     latency, link = messages["gather_latency"], messages["gather_bandwidth"]
     return Machine(
         name="this machine", peak=core["product"] * share, float32=core["product"] * share,
@@ -164,7 +164,7 @@ def this_machine(core: dict[str, Any], messages: dict[str, Any]) -> Machine:
 
 
 def cores_like_these(core: dict[str, Any], pair: dict[str, Any]) -> Machine:
-    """Many cores, one process each: half the latency between two is taken for a message's start, half for a hop."""
+    """Describe many cores, one rank each; half the latency between two ranks is the start, half the hop."""
     half, link = pair["gather_latency"] / 2, pair["gather_bandwidth"]
     return Machine(
         name="cores like these", peak=core["product"], float32=core["product"], memory=core["memory"],
@@ -173,12 +173,12 @@ def cores_like_these(core: dict[str, Any], pair: dict[str, Any]) -> Machine:
     )  # fmt: skip
 
 
-def measure_messages(processes: int) -> dict[str, Any]:
-    """Measure latency, bandwidth, and collectives and seconds of real steps with gloo processes on this machine."""
+def measure_messages(ranks: int) -> dict[str, Any]:
+    """Measure latency, bandwidth, and collectives and seconds of real steps with gloo ranks on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), __file__,
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__,
             "--inside", str(out),
         ]  # fmt: skip
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -203,7 +203,7 @@ def inside(out: str) -> None:
     gather_large = timed(lambda: all_gather(large), 10)
     received = large.numel() * 4 * (size - 1)
     measured = {
-        "processes": size, "gather_latency": gather_small, "reduce_latency": reduce_small,
+        "ranks": size, "gather_latency": gather_small, "reduce_latency": reduce_small,
         "gather_bandwidth": received / (gather_large - gather_small) if size > 1 else math.inf,
         "steps": {name: real_steps(name, fabric) for name in STEPS},
     }  # fmt: skip
@@ -234,10 +234,10 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
     times = []
     for batch in batches[2:]:
         barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         training.training_step(batch)
         barrier()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     layers = norms(method.encoder) + norms(method.projector) + norms(method.predictor), norms(method.target_network)
     return {
         "seconds": statistics.median(times), "all_gathers": 0, "all_reduces": 0, **counts,
@@ -247,7 +247,7 @@ def real_steps(name: str, fabric: Any, repeats: int = 5) -> dict[str, float]:
 
 @contextmanager
 def counting(counts: dict[str, int]) -> Iterator[None]:
-    """Count the collectives of a step except those of the gradient, which are asynchronous."""
+    """Count the collectives of a step: all except the asynchronous all_reduces of the gradients."""
     plain = {name: getattr(dist, name) for name in ("all_gather", "all_reduce")}
 
     def wrap(name: str) -> Callable[..., Any]:
@@ -298,14 +298,14 @@ def rate_table(rates: dict[str, float]) -> str:
 def message_table(messages: list[dict[str, Any]]) -> str:
     rows = []
     for m in messages:
-        if m["processes"] == 1:
+        if m["ranks"] == 1:
             continue
         step = m["steps"]["resnet10-tiny, 64 images"]
         n = Network(name="", forward=0, momentum_forward=0, parameters=0, norms=int(step["norms"]),
                     momentum_norms=int(step["momentum_norms"]))  # fmt: skip
         gathers, reduces = model.norm_messages(n)
         rows.append(
-            [f"{m['processes']:.0f}", f"{m['gather_latency'] * 1e6:,.0f}", f"{m['reduce_latency'] * 1e6:,.0f}",
+            [f"{m['ranks']:.0f}", f"{m['gather_latency'] * 1e6:,.0f}", f"{m['reduce_latency'] * 1e6:,.0f}",
              f"{m['gather_bandwidth'] / 1e9:.2f}", f"{step['all_gathers']:.0f} (model: {gathers + 6})",
              f"{step['all_reduces']:.0f} (model: {reduces + 1})"]
         )  # fmt: skip
@@ -332,12 +332,12 @@ def check_table(core: dict[str, Any], messages: list[dict[str, Any]]) -> str:
         config = step_config(name)
         network = count_network(name, core[name] / core["product"], **settings)
         for m in messages:
-            job = Job(batch=config.batch_size, processes=m["processes"], queue=config.queue_length, dim=config.dim,
+            job = Job(batch=config.batch_size, world_size=m["ranks"], queue=config.queue_length, dim=config.dim,
                       neighbors=config.neighbors)  # fmt: skip
             parts = model.step_parts(job, network, this_machine(core, m))
             step, seen = sum(parts.values()), m["steps"][name]["seconds"]
             sent = sum(parts[part] for part in ("gather", "batch norm", "gradient", "agreement"))
-            rows.append([name, str(m["processes"]), f"{seen * 1e3:,.0f}", f"{step * 1e3:,.0f}", f"{step / seen:.2f}",
+            rows.append([name, str(m["ranks"]), f"{seen * 1e3:,.0f}", f"{step * 1e3:,.0f}", f"{step / seen:.2f}",
                          f"{parts['encoder'] / step:.0%}", f"{sent / step:.0%}"])  # fmt: skip
     head = [
         "step",
@@ -355,12 +355,12 @@ def prediction_table(networks: list[Network], machine: Machine, unit: str = "GPU
     rows = []
     for n in networks:
         for batch, gpus in JOBS:
-            parts = model.step_parts(Job(batch=batch, processes=gpus), n, machine)
+            parts = model.step_parts(Job(batch=batch, world_size=gpus), n, machine)
             step = sum(parts.values())
             shares = [f"{parts[name] / step:.1%}" for name in parts]
             rows.append([n.name, f"{batch:,}", str(gpus), f"{step * 1e3:,.1f}", *shares])
     head = [f"{machine.name} (calculated)", "batch", unit, "step, ms", *model.step_parts(
-        Job(batch=1, processes=1), networks[0], machine)]  # fmt: skip
+        Job(batch=1, world_size=1), networks[0], machine)]  # fmt: skip
     return table(head, rows)
 
 
@@ -421,7 +421,7 @@ def main() -> None:
     if a.json:
         measured["predictions"] = [
             {"network": n.name, "gpu": m.name, "batch": b, "gpus": g,
-             "seconds": model.step_parts(Job(batch=b, processes=g), n, m)}
+             "seconds": model.step_parts(Job(batch=b, world_size=g), n, m)}
             for n in networks for m in (A100, V100) for b, g in JOBS
         ]  # fmt: skip
         print(json.dumps(measured))

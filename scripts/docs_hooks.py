@@ -56,7 +56,7 @@ def methods() -> str:
 
 
 def recipes() -> str:
-    """All recipes with their main settings and what their header says."""
+    """All recipes with their main settings and summaries."""
     from snclr.recipes import RECIPES
     from snclr.train.config import resolve
 
@@ -72,6 +72,26 @@ def recipes() -> str:
     return _table(head, rows)
 
 
+def views() -> str:
+    """The augmentations of every value of `--views`; "a / b" if the two views differ."""
+    from snclr.data.transforms.views import VIEW_GROUPS
+
+    names = {
+        "crop_min": "smallest crop, share of the area", "flip": "horizontal flip", "jitter": "color jitter",
+        "brightness": "range of brightness", "contrast": "of contrast", "saturation": "of saturation", "hue": "of hue",
+        "grayscale": "grayscale", "blur": "blur", "solarize": "solarize", "randaugment": "each RandAugment operation",
+    }  # fmt: skip
+    rows = []
+    for field, title in names.items():
+        cells = []
+        for one, other in VIEW_GROUPS.values():
+            a, b = getattr(one, field), getattr(other, field)
+            unused = field in ("brightness", "contrast", "saturation", "hue") and one.jitter == 0
+            cells.append("–" if unused else f"{a:g}" if a == b else f"{a:g} / {b:g}")
+        rows.append((title, *cells))
+    return _table(("transform", *(f"`{name}`" for name in VIEW_GROUPS)), rows)
+
+
 def cli() -> str:
     """The help of every command."""
     from snclr.cli.main import COMMANDS
@@ -81,7 +101,9 @@ def cli() -> str:
     return "\n".join(f"## snclr {name}\n\n```text\n{text}\n```\n" for name, text in zip(COMMANDS, texts, strict=True))
 
 
-GENERATORS: dict[str, Callable[[], str]] = {"settings": settings, "methods": methods, "recipes": recipes, "cli": cli}
+GENERATORS: dict[str, Callable[[], str]] = {
+    "settings": settings, "methods": methods, "recipes": recipes, "views": views, "cli": cli
+}  # fmt: skip
 
 
 def _help(command: str) -> str:

@@ -4,7 +4,7 @@
     python scripts/neighbor_study.py list                            # the runs and which of them are recorded
 
 docs/results/neighbor-study.md states the protocol. A finished run is one line in results/neighbor-study.jsonl; a
-stopped one starts again. DIR of --images holds the folders coil100, omniglot, digits, cifar5-test, cifar10/train
+stopped run starts again. The DIR of --images has the folders coil100, omniglot, digits, cifar5-test, cifar10/train
 and cifar10/test.
 """
 

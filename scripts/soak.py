@@ -1,12 +1,12 @@
-"""`make soak`: every promise of docs/reliability.md, tried as often as it says there. Prints one table.
+"""`make soak`: test every promise of docs/reliability.md at its full number of trials, and print one table.
 
     python scripts/soak.py                                   all of it
     python scripts/soak.py --only 2 --only 8                 some rows
     python scripts/soak.py --share 0.1                       a tenth of the trials
     python scripts/soak.py --json soak.json --write docs/reliability.md
-    python scripts/soak.py --only evaluation_kill --keep soak.json --write docs/reliability.md     after a repair
+    python scripts/soak.py --only evaluation_kill --keep soak.json --write docs/reliability.md     after a fix
 
-Rows are independent. A trial that fails is printed with its seed; `--only ROW --seed N` runs that one again.
+Rows are independent. A failed trial is printed with its seed; `--only ROW --seed N` repeats it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
 
 @dataclass
 class Row:
-    """What was measured of one promise."""
+    """The trials of one promise."""
 
     row: str
     promise: str
@@ -45,8 +45,8 @@ class Row:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the trials; 0 where none failed."""
-    # Started in the background of a script, SIGINT is ignored here and in every process that the trials start.
+    """Run the trials; return 1 if one failed, else 0."""
+    # A shell script ignores SIGINT in its background jobs, and so would every process that the trials start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     options = _options(argv)
     rows = _in_parts(options) if options.jobs > 1 and options.seed is None else _run(options)
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def merged(new: list[Row], old: list[Row]) -> list[Row]:
-    """The earlier table with the rows that were tried again, or for the first time, in their places.
+    """Return the earlier rows, with those that were repeated replaced and new ones added.
 
     >>> before, after = Row("2", "b", 6, 1, "", 9.0), Row("2", "b", 20, 0, "", 30.0)
     >>> [row.trials for row in merged([after], [Row("1", "a", 10, 0, "", 5.0), before])]
@@ -75,7 +75,7 @@ def merged(new: list[Row], old: list[Row]) -> list[Row]:
 
 
 def _run(options: argparse.Namespace) -> list[Row]:
-    """The trials of this process, those that train on several processes last."""
+    """Run the trials of this process, those with several ranks last."""
     sys.path.insert(0, str(ROOT))
     promises = importlib.import_module("tests.reliability.promises").PROMISES
     harness = importlib.import_module("tests.reliability.harness")
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> list[Row]:
     try:
         for promise in sorted(chosen, key=lambda promise: promise.multi_rank):
             seeds = list(range(math.ceil(promise.full * options.share))) if options.seed is None else [options.seed]
-            # Trials with several processes run alone, in the first part, when the other parts are almost done.
+            # Trials with several ranks run alone, in the first part, when the other parts are almost done.
             mine = (seeds if part == 0 else []) if promise.multi_rank else seeds[part::parts]
             rows[promise.name] = _try(promise, sandbox, mine)
     finally:
@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace) -> list[Row]:
 
 
 def _in_parts(options: argparse.Namespace) -> list[Row]:
-    """The same in several processes at once, each with its share of the seeds; the rows added up."""
+    """Run the trials in several processes, each with its share of the seeds, and add up the rows."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{part}.json" for part in range(options.jobs)]
         shared = [f"--share={options.share}", "--jobs=1", *(f"--only={row}" for row in options.only or [])]
@@ -122,15 +122,17 @@ def _in_parts(options: argparse.Namespace) -> list[Row]:
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", action="append", metavar="ROW", help="a row of the table, or a trial's name; may be given again"
+        "--only", action="append", metavar="ROW", help="a row of the table, or the name of a trial; may be repeated"
     )
-    parser.add_argument("--share", type=float, default=1.0, metavar="X", help="this share of the trials (default: 1)")
-    parser.add_argument("--seed", type=int, metavar="N", help="this trial alone")
+    parser.add_argument(
+        "--share", type=float, default=1.0, metavar="X", help="run this share of the trials (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="run only this trial")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="trials to run in parallel (default: 2)")
     parser.add_argument("--part", metavar="I/N", help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE", help="write the table as JSON too")
-    parser.add_argument("--keep", metavar="FILE", help="take the rows that are not run now from an earlier --json FILE")
-    parser.add_argument("--write", metavar="FILE", help=f"put the table between {BEGIN} and {END} of a file")
+    parser.add_argument("--json", metavar="FILE", help="also write the table as JSON")
+    parser.add_argument("--keep", metavar="FILE", help="take all other rows from the --json FILE of an earlier call")
+    parser.add_argument("--write", metavar="FILE", help=f"write the table between {BEGIN} and {END} of a file")
     return parser.parse_args(argv)
 
 
@@ -139,7 +141,7 @@ def _try(promise: Any, sandbox: Any, seeds: list[int]) -> Row:
     from _pytest.outcomes import Skipped
 
     row = Row(promise.row, promise.text, 0, 0, "", 0.0)
-    began = time.monotonic()
+    start = time.monotonic()
     for number in seeds:
         try:
             promise.trial(sandbox, number)
@@ -150,13 +152,13 @@ def _try(promise: Any, sandbox: Any, seeds: list[int]) -> Row:
             row.failures += 1
             print(f"FAILED: {promise.name}, seed {number}\n{traceback.format_exc()}", file=sys.stderr)
         row.trials += promise.checks
-    row.seconds = round(time.monotonic() - began, 1)
+    row.seconds = round(time.monotonic() - start, 1)
     print(f"{promise.name}: {row.trials} trials, {row.failures} failures, {row.seconds:.0f} s", file=sys.stderr)
     return row
 
 
 def as_markdown(rows: list[Row]) -> str:
-    """The table, and what it was measured on.
+    """Return the table, and the machine it was measured on.
 
     >>> print(as_markdown([Row("8", "damage is found", 200, 0, "", 3.25)]).splitlines()[2])
     | 8 | damage is found | 200 | 0 | 3 s |
@@ -176,10 +178,10 @@ def _machine() -> str:
 
 
 def write_between_marks(path: Path, table: str) -> None:
-    """Replace what stands between the two marks of a file."""
+    """Replace the text between the two marks of a file."""
     text = path.read_text()
     if BEGIN not in text or END not in text:
-        sys.exit(f"{path} has no lines {BEGIN} and {END} to put the table between")
+        sys.exit(f"{path} has no lines {BEGIN} and {END} for the table")
     head, _, rest = text.partition(BEGIN)
     path.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}")
 

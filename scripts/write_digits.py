@@ -3,7 +3,7 @@
     pip install scikit-learn
     python scripts/write_digits.py digits
 
-The first 898 become train/ and the last 899 test/, in the set's own order, unshuffled.
+The first 898 images are in train/, the last 899 in test/, in the order of the dataset.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ TRAIN = 898
 
 
 def write(folder: Path) -> None:
-    """One PNG an image, under train/ and test/, in a folder for each digit."""
+    """Write one PNG per image to train/ and test/, in a folder per digit."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     for number, (values, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         place = folder / ("train" if number < TRAIN else "test") / str(label)
         place.mkdir(parents=True, exist_ok=True)
-        pixels = np.round(values * (255 / 16)).astype(np.uint8)  # the set counts 0 to 16
+        pixels = np.round(values * (255 / 16)).astype(np.uint8)  # the values are 0 to 16
         Image.fromarray(pixels).save(place / f"{number:04d}.png")
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from snclr.cli.main import COMMANDS, parse
+import snclr
+from snclr.cli.flags import parameter_names
+from snclr.cli.main import COMMANDS, load_command, parse
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -30,7 +32,7 @@ def code_blocks(page, language):
 
 def command_lines(page):
     """Yield the arguments of every `snclr` command in a page's code blocks, up to a pipe or a comment."""
-    for block in code_blocks(page, r"\w*"):
+    for block in code_blocks(page, r"(?!python)\w*"):
         for line in block.replace("\\\n", " ").splitlines():
             if found := COMMAND.match(line.strip()):
                 arguments = shlex.split(found[1].replace(" ...", ""), comments=True)
@@ -66,6 +68,17 @@ def test_every_command_line_parses(page):
             pytest.fail(f"snclr {shlex.join(arguments)}\n{error}")
 
 
+def test_the_reference_has_every_public_name():
+    text = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    assert [one for one in snclr.__all__ if not re.search(rf"^::: snclr\S*\.{one}$", text, re.MULTILINE)] == []
+
+
+def test_the_readme_names_every_command():
+    cells = re.findall(r"^\| (`snclr .*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {word for cell in cells for word in re.findall(r"[a-z]+", cell)}
+    assert sorted(COMMANDS.keys() - named) == []
+
+
 def test_command_lines_are_found():
     assert sum(len(list(command_lines(page))) for page in PAGES) > 70
     assert ["knn", "runs/photos", "--data", "labeled-photos/"] in list(command_lines(README))
@@ -75,6 +88,33 @@ def test_command_lines_are_found():
 def test_every_relative_link_exists(page):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_flag_of_a_sentence_exists(page):
+    """Flags in inline code are flags of snclr; those of other programs are listed here."""
+    known = {flag for command in map(load_command, COMMANDS) for flag in flags_of(command)}
+    known |= {"--help", "--logdir", "--strict", "--write", "--x", "--y"}  # snclr, tensorboard, mypy, benchmarks, atlas
+    known |= {"--max-restarts", "--rdzv-conf", "--local-addr", "--signal", "--requeue"}  # torchrun, SLURM
+    known |= {"--gpus-per-node", "--gpus-per-task", "--only", "--share"}
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) - known) == []
+
+
+def flags_of(command):
+    names = [name.replace("_", "-") for name in parameter_names(command)]
+    return [f"--{prefix}{name}" for name in names for prefix in ("", "no-")]
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "docs" / "method" / "paper-to-code.md"], ids=name)
+def test_every_function_of_a_page_exists(page):
+    """`file.py: name, Class.name` names a file below src/snclr, and definitions in it."""
+    references = re.findall(r"`([\w/]+\.py): ([^`]+)`", page.read_text(encoding="utf-8"))
+    assert len(references) > 10
+    for file, names in references:
+        source = (ROOT / "src" / "snclr" / file).read_text(encoding="utf-8")
+        for part in re.findall(r"\w+", names):
+            assert re.search(rf"^\s*(?:def|class) {part}\b|^\s*{part}\b.*[:=]", source, re.MULTILINE), f"{file}: {part}"
 
 
 def test_the_site_builds_without_warnings(tmp_path):

@@ -23,7 +23,7 @@ from snclr.data.datasets.base import open_dataset
 from snclr.errors import UserError
 from snclr.evaluation import features as extraction
 from snclr.evaluation import knn, state
-from snclr.evaluation.feature_store import FeatureStore, stamp
+from snclr.evaluation.feature_store import FeatureStore, images_digest
 from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import read_results
 from snclr.methods.snclr.loss import positiveness
@@ -82,7 +82,7 @@ def test_changed_images_are_recomputed(run, images, tmp_path, monkeypatch):
     counts = computed(monkeypatch)
     after = snclr.embed(run, data=str(data), out=tmp_path / "b.npz", quiet=True)
     assert sum(counts) == 48
-    assert before.metadata["fingerprint"] == after.metadata["fingerprint"]  # covers names only, unlike the stamp
+    assert before.metadata["fingerprint"] == after.metadata["fingerprint"]  # covers names only, unlike `images_digest`
     with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
         differ = (a["features"] != b["features"]).any(axis=1)
         assert a["keys"][differ].tolist() == ["red/red_0.png"]
@@ -123,13 +123,13 @@ def test_a_full_disk_disables_the_cache_only(run, monkeypatch, capsys):
     assert "features are not cached" in capsys.readouterr().err
 
 
-def test_the_stamp_changes_with_the_files(images, tmp_path):
+def test_the_digest_of_images_changes_with_the_files(images, tmp_path):
     data = Path(shutil.copytree(images, tmp_path / "data"))
     dataset, ids = open_dataset(data), np.arange(4)
-    before = stamp(dataset, ids)
+    before = images_digest(dataset, ids)
     os.utime(data / dataset.key(3), (1, 1))
-    assert stamp(dataset, ids) != before
-    assert stamp(dataset, ids[:3]) == stamp(open_dataset(images), ids[:3])  # copied with its times
+    assert images_digest(dataset, ids) != before
+    assert images_digest(dataset, ids[:3]) == images_digest(open_dataset(images), ids[:3])  # copied with its times
 
 
 # ---- stops

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -315,13 +314,3 @@ def test_report_is_a_function_of_the_package(run: Path, capsys: pytest.CaptureFi
     output = capsys.readouterr().out
     assert "wrote" in output
     assert "without map: images were not encoded" in output
-
-
-def test_help_does_not_import_torch() -> None:
-    code = (
-        "import sys; from snclr.cli.main import main\n"
-        "try: main(['report', '--help'])\nexcept SystemExit: pass\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--no-embeddings" in done.stdout

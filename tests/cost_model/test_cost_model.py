@@ -31,22 +31,22 @@ IDEAL = Machine(
 )  # fmt: skip
 
 jobs = st.builds(
-    lambda rows, processes, queue, neighbors: Job(
-        batch=rows * processes, processes=processes, queue=queue, neighbors=neighbors
+    lambda rows, world_size, queue, neighbors: Job(
+        batch=rows * world_size, world_size=world_size, queue=queue, neighbors=neighbors
     ),
     st.integers(1, 256), st.integers(1, 512), st.integers(100, 1_000_000), st.integers(1, 50),
 )  # fmt: skip
 
 
 def test_search_and_loss_cost_their_matrix_products():
-    job = Job(batch=64, processes=4, queue=1000, dim=8, neighbors=3)
+    job = Job(batch=64, world_size=4, queue=1000, dim=8, neighbors=3)
     assert model.search_seconds(job, IDEAL) == pytest.approx(2 * (2 * 16 * 1000 * 8) / 1e12)
     keys = 64 + model.distinct_picks(job)
     assert model.loss_seconds(job, IDEAL) == pytest.approx(2 * 2 * (2 * 16 * keys * 8) / 1e12)
 
 
 def test_distinct_picks_match_uniform_draws():
-    job = Job(batch=100, processes=1, queue=500, neighbors=4)
+    job = Job(batch=100, world_size=1, queue=500, neighbors=4)
     generator = torch.Generator().manual_seed(0)
     drawn = [len(torch.randint(500, (400,), generator=generator).unique()) for _ in range(200)]
     assert model.distinct_picks(job) == pytest.approx(sum(drawn) / 200, rel=0.01)
@@ -61,18 +61,18 @@ def test_picks_are_at_most_the_queue_and_at_most_all_neighbors(job):
 def test_queue_memory_is_the_size_of_its_buffers(dtype, size):
     queue = NeighborQueue(100, 16, dtype=dtype)
     held = sum(part.numel() * part.element_size() for part in (queue.features, queue.ids, queue.pushed_at))
-    job = Job(batch=8, processes=1, queue=100, dim=16, queue_bytes=size)
+    job = Job(batch=8, world_size=1, queue=100, dim=16, queue_bytes=size)
     assert model.queue_memory(job) == held
     assert model.queue_at_memory(held, dim=16, queue_bytes=size) == 100
 
 
 @given(jobs, st.sampled_from([A100, V100]), st.sampled_from([VIT, RESNET]))
-def test_one_process_sends_no_messages(job, machine, network):
+def test_one_rank_sends_no_messages(job, machine, network):
     parts = model.step_parts(job, network, machine)
     messages = ("gather", "batch norm", "agreement")
     assert all(seconds >= 0 for seconds in parts.values())
     assert all(parts[name] > 0 for name in parts if name not in (*messages, "gradient"))
-    assert all((parts[name] > 0) == (job.processes > 1) for name in messages)
+    assert all((parts[name] > 0) == (job.world_size > 1) for name in messages)
 
 
 @given(jobs, st.integers(2, 8))
@@ -86,7 +86,7 @@ def test_a_longer_queue_costs_search_and_memory_but_no_communication(job, times)
 
 
 def test_weak_scaling_keeps_encoder_and_search_constant():
-    one, two = (model.step_parts(Job(batch=128 * n, processes=n), VIT, A100) for n in (32, 64))
+    one, two = (model.step_parts(Job(batch=128 * n, world_size=n), VIT, A100) for n in (32, 64))
     assert two["encoder"] == pytest.approx(one["encoder"])
     assert two["search"] == pytest.approx(one["search"])
     assert two["loss"] > one["loss"]  # every row is compared with the keys of all ranks
@@ -97,14 +97,14 @@ def test_weak_scaling_keeps_encoder_and_search_constant():
 @pytest.mark.parametrize("network", [VIT, RESNET])
 def test_queue_at_share_gives_that_share(machine, network):
     length = round(model.queue_at_share(0.05, network, machine))
-    parts = model.step_parts(Job(batch=4096, processes=16, queue=length), network, replace(machine, launch=0.0))
+    parts = model.step_parts(Job(batch=4096, world_size=16, queue=length), network, replace(machine, launch=0.0))
     assert parts["search"] / parts["encoder"] == pytest.approx(0.05, rel=1e-3)
 
 
 def test_messages_of_batch_norm():
     assert model.norm_messages(VIT) == (6, 4)
     hop = replace(IDEAL, start=1.0)
-    assert model.step_parts(Job(batch=64, processes=8), VIT, hop)["batch norm"] == pytest.approx(10)
+    assert model.step_parts(Job(batch=64, world_size=8), VIT, hop)["batch norm"] == pytest.approx(10)
 
 
 def test_messages_cross_nodes_only_if_there_are_several():
@@ -118,14 +118,14 @@ def test_messages_cross_nodes_only_if_there_are_several():
 def test_the_gradient_all_reduce_overlaps_with_the_backward_pass():
     slow = replace(IDEAL, near_link=1e9)
     sent = model.reduce_message(4 * VIT.parameters, 8, slow)
-    backward = 4 * VIT.forward / (slow.peak * VIT.utilization)  # of one image a process
+    backward = 4 * VIT.forward / (slow.peak * VIT.utilization)  # of one image per rank
     assert 0 < backward < sent
-    assert model.step_parts(Job(batch=8, processes=8), VIT, slow)["gradient"] == pytest.approx(sent - backward)
-    assert model.step_parts(Job(batch=8000, processes=8), VIT, slow)["gradient"] == 0
+    assert model.step_parts(Job(batch=8, world_size=8), VIT, slow)["gradient"] == pytest.approx(sent - backward)
+    assert model.step_parts(Job(batch=8000, world_size=8), VIT, slow)["gradient"] == 0
 
 
 def test_sharding_saves_memory_not_time():
-    job = Job(batch=4096, processes=32)
+    job = Job(batch=4096, world_size=32)
     assert model.sharded_search_seconds(job, A100) > model.search_seconds(job, A100)
     assert model.inverted_lists_speedup(128_000, 1, 1) < 1 < model.inverted_lists_speedup(128_000, 360, 16)
 

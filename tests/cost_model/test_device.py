@@ -18,7 +18,7 @@ with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "benchmarks")  # as for a script
     cost_model, device = importlib.import_module("cost_model"), importlib.import_module("device")
 A100, H100, Job = cost_model.A100, cost_model.H100, cost_model.Job
-JOB = Job(batch=64, processes=4, queue=1000, dim=16, neighbors=3)
+JOB = Job(batch=64, world_size=4, queue=1000, dim=16, neighbors=3)
 N, B, Q, D = 16, 64, 1000, 16
 
 
@@ -56,7 +56,7 @@ def test_the_host_waits_where_a_size_depends_on_values(parts):
 
 
 def test_bytes_and_kernels_grow_as_they_should(config, parts):
-    twice = device.count_parts(config, replace(JOB, batch=2 * B, processes=4))
+    twice = device.count_parts(config, replace(JOB, batch=2 * B, world_size=4))
     for name in ("color", "encoder"):
         assert twice[name].kernels == pytest.approx(parts[name].kernels, rel=0.2)  # rare transforms may be missing
         assert 1.5 < twice[name].bytes / parts[name].bytes < 2.5
@@ -83,7 +83,7 @@ def test_a_blocking_copy_is_a_wait_and_an_asynchronous_one_is_not():
 
 def test_the_cost_model_has_the_color_stage_as_counted():
     config = resolve({"recipe": "resnet50-imagenet", "data": "unused", "out": "unused"})
-    job = Job(batch=512, processes=4)
+    job = Job(batch=512, world_size=4)
     with device.counted(job) as counts:
         device.color_part(config, job)()
     views = 2 * 128 * 3 * 224**2 * 4

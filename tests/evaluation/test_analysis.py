@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 import snclr
 from snclr.data.datasets.base import ArrayDataset, FileDataset, open_dataset
@@ -85,10 +87,29 @@ def test_kept_neighbors_and_trustworthiness_equal_their_definitions(features):
     assert torch.equal(layout.trustworthiness(features, points, K, torch.tensor([9, 2])), trust[[9, 2]])
 
 
-def test_pca_finds_the_directions_of_largest_variance(features):
-    points = torch.from_numpy(layout.pca(features).points)
-    values = torch.linalg.svdvals((features - features.mean(dim=0)).double())
-    assert torch.allclose(points.double().pow(2).sum(dim=0), values[:2] ** 2, rtol=1e-3)
+@given(st.integers(3, 40), st.integers(2, 12), st.integers(0, 9))
+def test_pca_is_the_singular_value_decomposition(rows, width, seed):
+    features = F.normalize(torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, width))), dim=1)
+    found = layout.pca(features)
+    left, values, right = torch.linalg.svd(features - features.mean(dim=0), full_matrices=False)
+    signs = right[:2].gather(1, right[:2].abs().argmax(dim=1, keepdim=True)).sign()[:, 0]  # largest weights positive
+    assert found.points == pytest.approx((left[:, :2] * values[:2] * signs).numpy(), abs=1e-5)
+    assert found.explained == pytest.approx((values[:2] ** 2 / (values**2).sum()).tolist())
+
+
+def test_pca_does_not_depend_on_the_order_of_the_images(features):
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    assert layout.pca(features[order].double()).points == pytest.approx(
+        layout.pca(features.double()).points[order], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("features", [torch.ones(5, 4), torch.arange(5.0)[:, None], torch.zeros(3, 1)])
+def test_features_of_rank_below_two_have_a_layout(features):
+    points, _, explained = layout.pca(features)
+    assert points.shape == (len(features), 2)
+    assert np.isfinite(points).all()
+    assert all(0 <= share <= 1 + 1e-6 for share in explained)
 
 
 def test_alignment_undoes_rotation_reflection_scale_and_shift(features):

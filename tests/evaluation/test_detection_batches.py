@@ -157,7 +157,7 @@ def test_a_file_with_another_size_than_annotated_is_refused(tmp_path):
     folder = tiny_coco.write(tmp_path)
     (Path(folder) / "train2017" / "001.png").write_bytes(_png(10, 12))
     coco = open_coco(folder)[0]
-    with pytest.raises(BadImage, match="the file is 12×10; the annotations say 72×64"):
+    with pytest.raises(BadImage, match="the file has 12×10 pixels, its annotation 72×64"):
         load_image(coco, 0)
 
 

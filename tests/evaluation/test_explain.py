@@ -189,11 +189,6 @@ def test_bad_input_exits_with_code_2(run, images, image, flags, message, capsys)
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_without_a_run_raises_user_error(images, tmp_path):
-    with pytest.raises(UserError, match="not a run"):
-        snclr.explain(tmp_path, images / "red/red_1.png")
-
-
 @pytest.mark.parametrize(
     "choices",
     [

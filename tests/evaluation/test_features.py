@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from snclr.data.datasets.base import ArrayDataset, FileDataset, open_dataset
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
-from snclr.evaluation.features import extract_features, frozen
-from snclr.evaluation.images import Plan, read_chunks
+from snclr.evaluation.features import eval_mode, extract_features
+from snclr.evaluation.images import BatchPlan, read_chunks
 
 
 def tiny_encoder(seed: int = 0) -> nn.Sequential:
@@ -32,7 +33,7 @@ def tiny_dataset(n: int = 13, side: int = 8, seed: int = 0) -> ArrayDataset:
 
 def by_hand(encoder: nn.Module, images: np.ndarray) -> Tensor:
     x = (images.transpose(0, 3, 1, 2) / 255 - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
-    with frozen(encoder), torch.no_grad():
+    with eval_mode(encoder), torch.no_grad():
         return encoder(torch.from_numpy(x).float())
 
 
@@ -164,13 +165,13 @@ def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str]) -> N
 @settings(deadline=None)
 def test_chunks_do_not_depend_on_the_world_size(n: int, batch: int, chunk: int, size: int, start: int) -> None:
     """The ranks together have the same chunks in the same order, from any batch on."""
-    whole = Plan(np.arange(n), batch=batch, chunk=chunk, epochs=2, seed=1)
-    plans = [Plan(np.arange(n), batch=batch, chunk=chunk, epochs=2, seed=1, part=(rank, size)) for rank in range(size)]
+    whole = BatchPlan(np.arange(n), batch=batch, chunk=chunk, epochs=2, seed=1)
+    plans = [replace(whole, rank=rank, world_size=size) for rank in range(size)]
     assert len({len(plan) for plan in plans}) == 1
     assert {plan.steps for plan in plans} == {whole.steps}
     start = min(start, whole.steps)
 
-    def chunks_of(plan: Plan) -> list[list[list[int]]]:
+    def chunks_of(plan: BatchPlan) -> list[list[list[int]]]:
         batches: list[list[list[int]]] = [[]]
         for number in range(plan.first_request(start), len(plan)):
             request = plan.request(number)
@@ -189,7 +190,7 @@ def test_chunks_do_not_depend_on_the_world_size(n: int, batch: int, chunk: int, 
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 15), st.integers(1, 3))
 @settings(deadline=None)
 def test_a_plan_yields_every_image_once_per_epoch(n: int, batch: int, chunk: int, epochs: int) -> None:
-    plan = Plan(np.arange(100, 100 + n), batch=batch, chunk=chunk, epochs=epochs, seed=3)
+    plan = BatchPlan(np.arange(100, 100 + n), batch=batch, chunk=chunk, epochs=epochs, seed=3)
     requests = [plan.request(number) for number in range(len(plan))]
     assert all(1 <= len(request.ids) <= chunk for request in requests)
     for epoch in range(epochs):
@@ -211,7 +212,7 @@ def test_epochs_differ_in_crops_and_order(tmp_path: Path) -> None:
     array = tiny_dataset(6, side=16)
     save_images(array, tmp_path)
     for dataset in (array, open_dataset(tmp_path)):
-        plan = Plan(np.arange(6), batch=6, chunk=6, epochs=2, seed=1)
+        plan = BatchPlan(np.arange(6), batch=6, chunk=6, epochs=2, seed=1)
         first, second = read_chunks(dataset, plan, image_size=8)
         again, _ = read_chunks(dataset, plan, image_size=8)
         assert first.ids.tolist() != second.ids.tolist()

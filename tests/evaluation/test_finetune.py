@@ -297,11 +297,6 @@ def test_bad_input_is_refused(run, images, tmp_path, flags, message, capsys):
     assert not (run / "results.jsonl").exists()
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
-    assert main(["finetune", str(tmp_path)]) == 2
-    assert "snclr finetune: " in capsys.readouterr().err
-
-
 # ---- ranks and disks
 
 

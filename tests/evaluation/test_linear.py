@@ -14,7 +14,7 @@ from snclr.data.datasets.base import ArrayDataset, FileDataset
 from snclr.errors import UserError
 from snclr.evaluation.linear import LEARNING_RATES, linear_cached, linear_probe, paper_lr
 from snclr.evaluation.linear_task import LinearHeads
-from snclr.evaluation.scoring import match_labels, top_shares, true_ranks
+from snclr.evaluation.scoring import match_labels, top_accuracies, true_ranks
 
 
 def clusters(n: int, m: int, classes: int, *, dim: int = 10, noise: float = 1.0, seed: int = 0) -> list[Tensor]:
@@ -83,9 +83,9 @@ def test_ranks_and_top_k_shares() -> None:
     scores = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.0, -1.0]]).expand(7, 7)
     ranks = true_ranks(scores, torch.arange(7))
     assert ranks.tolist() == list(range(7))
-    assert top_shares(ranks, 7) == pytest.approx((1 / 7, 5 / 7))
+    assert top_accuracies(ranks, 7) == pytest.approx((1 / 7, 5 / 7))
     assert true_ranks(torch.full((2, 3), torch.nan), torch.tensor([0, 2])).tolist() == [3, 3]  # NaN scores rank last
-    assert top_shares(ranks[:5], 5) == pytest.approx((1 / 5, None))
+    assert top_accuracies(ranks[:5], 5) == pytest.approx((1 / 5, None))
 
 
 # ---- cached features

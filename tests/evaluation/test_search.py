@@ -126,11 +126,6 @@ def test_bad_input_exits_with_code_2(run, images, image, flags, message, capsys)
     assert message in err
 
 
-def test_a_folder_without_a_run_raises_user_error(images, tmp_path):
-    with pytest.raises(UserError):
-        snclr.search(tmp_path, images / "red/red_1.png")
-
-
 # ---- faiss
 
 

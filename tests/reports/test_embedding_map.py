@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from snclr.reports.embedding_map import COLORS, TILE, EmbeddingMap, build_map, project
+from snclr.reports.embedding_map import COLORS, TILE, EmbeddingMap, build_map
 from snclr.reports.text import visible
 from tests.helpers.report_page import HOSTILE
 
@@ -18,44 +16,6 @@ def a_map(classes: list[str | None] | None, count: int = 5, *, tiles: bool = Tru
     n = count if classes is None else len(classes)
     thumbnails = np.zeros((n, TILE, TILE, 3), np.uint8) if tiles else None
     return build_map(points(n), [f"image {i}" for i in range(n)], classes, thumbnails, "protocol")
-
-
-@given(st.integers(3, 40), st.integers(2, 12), st.integers(0, 9))
-def test_the_projection_is_pca(rows: int, width: int, seed: int) -> None:
-    features = np.random.default_rng(seed).normal(size=(rows, width)) * np.arange(1, width + 1)
-    points, shares = project(features)
-    centered = features - features.mean(axis=0)
-    left, values, _ = np.linalg.svd(centered, full_matrices=False)
-    expected = left[:, :2] * values[:2]
-    for axis in range(2):
-        sign = np.sign(expected[:, axis] @ points[:, axis])
-        assert points[:, axis] == pytest.approx(sign * expected[:, axis], abs=1e-6)
-    assert shares == pytest.approx(tuple(values[:2] ** 2 / (values**2).sum()))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_largest_weight_of_a_component_is_positive(seed: int) -> None:
-    features = np.random.default_rng(seed).normal(size=(60, 5)) * [1, 2, 3, 4, 5]
-    axes = np.linalg.pinv(features - features.mean(axis=0)) @ project(features)[0]
-    assert (axes[np.abs(axes).argmax(axis=0), [0, 1]] > 0.1).all()
-
-
-def test_the_projection_is_deterministic_and_independent_of_image_order() -> None:
-    features = np.random.default_rng(1).normal(size=(200, 30)) * np.arange(1, 31)
-    order = np.random.default_rng(2).permutation(200)
-    first, again, mixed = project(features)[0], project(features)[0], project(features[order])[0]
-    assert np.array_equal(first, again)
-    assert mixed == pytest.approx(first[order], abs=1e-8)
-
-
-@pytest.mark.parametrize("features", [np.ones((5, 4)), np.arange(5.0)[:, None], np.zeros((3, 1))])
-def test_features_of_rank_below_two_can_be_projected(features: np.ndarray) -> None:
-    projected, shares = project(features)
-    assert projected.shape == (len(features), 2)
-    assert np.isfinite(projected).all()
-    assert all(0 <= share <= 1 + 1e-12 for share in shares)
-    view = build_map(projected, ["k"] * len(features), None, None, "")
-    assert np.isfinite([dot[:2] for dot in view.dots]).all()
 
 
 def test_dots_keep_the_aspect_ratio_of_the_points() -> None:

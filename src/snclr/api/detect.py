@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from snclr.runtime.results import Result
+
 
 @dataclass(frozen=True)
-class DetectResult:
+class DetectResult(Result):
     """Average precision of a detector as recorded in results.jsonl: values in [0, 1], None if there are no objects."""
 
     kind: str
@@ -33,10 +35,6 @@ class DetectResult:
     faults_file: str | None
     figure: str | None
     model_sha256: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record in results.jsonl."""
-        return asdict(self)
 
 
 def detect(

@@ -94,6 +94,24 @@ class RunPlan:
     probe: NeighborProbe | None = None
     """None without `probe_minutes`."""
 
+    @property
+    def warnings(self) -> list[str]:
+        """What to change before the run: advice of the probe, and about a queue that does not suit the images."""
+        found = [] if self.probe is None else [self.probe.advice]
+        queue = self.queue
+        if queue is not None and queue.length > self.images:
+            found.append(
+                f"The queue is longer than the number of images: it holds up to {queue.length / self.images:.1f}"
+                f" features of each, mostly outdated. --queue-length {self.images} or less is enough."
+            )
+        wanted, available = (None, None) if queue is None else (queue.neighbors, queue.same_class)
+        if wanted is not None and available is not None and available < wanted:
+            found.append(
+                f"At most about {available:.0f} of K = {wanted} neighbors can share the image's class. Lower"
+                " --neighbors or raise --queue-length."
+            )
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         queue = self.queue and {name: value for name, value in asdict(self.queue).items() if value is not None}

@@ -54,7 +54,7 @@ class Command:
     flags: Mapping[str, Parameter] = field(default_factory=dict)
     """Aliases and value names of single flags."""
     settings: Callable[[], SettingGroups] = pretrain_settings
-    """The settings that `**settings` of the function stands for."""
+    """The settings that the function takes as `**settings`."""
     types: Mapping[str, Any] = field(default_factory=dict)
     """Types on the command line that differ from those in Python."""
     hidden: Collection[str] = ()

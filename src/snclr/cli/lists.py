@@ -1,55 +1,12 @@
-"""List what is available: `snclr recipes`, `snclr encoders` and `snclr methods`."""
+"""Print the results of `snclr recipes`, `encoders` and `methods`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
+from snclr.api.lists import list_encoders, list_methods, list_recipes
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table
-
-
-def recipes(recipe: str | None = None) -> dict[str, Any]:
-    """List the recipes with their summaries, or the settings of one.
-
-    Args:
-        recipe: show the settings of this recipe
-    """
-    from snclr.recipes import RECIPES, get_recipe
-
-    return {name: get_recipe(name).summary for name in RECIPES} if recipe is None else get_recipe(recipe).settings
-
-
-def encoders(filter: str | None = None) -> list[str]:
-    """List the encoders by name.
-
-    Args:
-        filter: show only names that contain this text, e.g. vit_small
-    """
-    from snclr.errors import UserError
-    from snclr.models.encoders import list_encoders
-
-    names = list_encoders(filter)
-    if not names:
-        raise UserError(f"no encoder's name contains {filter!r}; `snclr encoders` lists all")
-    return names
-
-
-def methods(method: str | None = None) -> dict[str, Any]:
-    """List the methods with their papers, or the settings of one with their defaults.
-
-    Args:
-        method: show the settings that this method uses, with their defaults
-    """
-    from snclr.errors import UserError, did_you_mean, known_spelling
-    from snclr.methods import METHODS
-
-    if method is None:
-        return {name: config.paper() for name, config in METHODS.items()}
-    method = known_spelling(method, METHODS)
-    if method not in METHODS:
-        raise UserError(f"unknown method {method!r}{did_you_mean(method, METHODS)}; choose one of {', '.join(METHODS)}")
-    return {"paper": METHODS[method].paper(), **asdict(METHODS[method]())}
 
 
 def _show(entries: dict[str, Any] | list[str]) -> None:
@@ -60,7 +17,7 @@ def _show(entries: dict[str, Any] | list[str]) -> None:
 
 
 COMMANDS = {
-    "recipes": Command(function=recipes, show=_show, examples="Example:\n  snclr recipes cifar\n"),
-    "encoders": Command(function=encoders, show=_show, examples="Example:\n  snclr encoders vit_small\n"),
-    "methods": Command(function=methods, show=_show, examples="Example:\n  snclr methods byol\n"),
+    "recipes": Command(function=list_recipes, show=_show, examples="Example:\n  snclr recipes cifar\n"),
+    "encoders": Command(function=list_encoders, show=_show, examples="Example:\n  snclr encoders vit_small\n"),
+    "methods": Command(function=list_methods, show=_show, examples="Example:\n  snclr methods byol\n"),
 }

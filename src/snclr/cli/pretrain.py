@@ -50,9 +50,9 @@ def show_pretrain(result: PretrainResult) -> None:
 
 
 def show_plan(plan: RunPlan) -> None:
-    """Print one fact per line, then warnings about the queue."""
+    """Print one fact per line, then the warnings."""
     print_table(["", ""], _facts(plan), left=2)
-    for warning in _warnings(plan):
+    for warning in plan.warnings:
         print(f"\n{warning}")
 
 
@@ -94,24 +94,6 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "neighbors", f"{', '.join(parts) or 'none found'} (after {probe.steps:,} steps, {probe.minutes:g} min)"
     if plan.processes > 1:
         yield "note", "communication between ranks is not included; see docs/reference/scaling.md"
-
-
-def _warnings(plan: RunPlan) -> Iterator[str]:
-    if plan.probe is not None:
-        yield plan.probe.advice
-    if plan.queue is None:
-        return
-    if plan.queue.length > plan.images:
-        yield (
-            f"The queue is longer than the number of images: it holds up to {plan.queue.length / plan.images:.1f}"
-            f" features of each, mostly outdated. --queue-length {plan.images} or less is enough."
-        )
-    wanted, available = plan.queue.neighbors, plan.queue.same_class
-    if wanted is not None and available is not None and available < wanted:
-        yield (
-            f"At most about {available:.0f} of K = {wanted} neighbors can share the image's class. Lower --neighbors"
-            " or raise --queue-length."
-        )
 
 
 COMMANDS = {

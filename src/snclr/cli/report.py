@@ -51,9 +51,6 @@ Nothing is deleted. Each image of the list is below a comment with its reason.
 """
 
 
-_MANY_DUPLICATES = 0.2
-
-
 def show_report(result: ReportResult) -> None:
     """Print the path and the sections that are missing."""
     print(f"wrote {result.report} ({result.bytes / 1e6:.1f} MB)")
@@ -81,12 +78,8 @@ def show_curate(result: CurateResult) -> None:
     if result.found > 8:
         print(f"  … and {result.found - 8:,} more")
     print(f"wrote {result.file}" + (f" and {result.keep}" if result.keep else ""))
-    if result.groups and result.found > _MANY_DUPLICATES * result.images:
-        print(
-            f"warning: {result.found / result.images:.0%} of the images is an implausible share of near-duplicates. The"
-            " encoder may not tell your images apart yet: look at some groups, and raise --threshold.",
-            file=sys.stderr,
-        )
+    for warning in result.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if result.skipped:
         print(f"{result.skipped:,} images could not be read and are in no list")
 

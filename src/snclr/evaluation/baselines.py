@@ -22,10 +22,10 @@ from torch import nn
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
-from snclr.evaluation.feature_store import stamp
+from snclr.evaluation.feature_store import images_digest
 from snclr.evaluation.features import Features
 from snclr.evaluation.scoring import Score
-from snclr.evaluation.session import EvalTarget, Session
+from snclr.evaluation.session import EvalInputs, Session
 from snclr.evaluation.state import EVALUATION, EvalState, short_hash
 from snclr.io.atomic import write_atomic
 from snclr.models.encoders import EncoderSpec, build_encoder
@@ -38,43 +38,43 @@ Classify = Callable[[Features, Features, EvalState], Score]
 """Classify test features by training features; the state makes it resumable."""
 
 
-def wants_baselines(target: EvalTarget, given: bool | None) -> tuple[bool, list[str]]:
+def wants_baselines(inputs: EvalInputs, given: bool | None) -> tuple[bool, list[str]]:
     """Return whether to compute baselines, and a warning if the default omits them."""
-    images = len(target.train) + len(target.test)
-    if given is not None or (images <= MAX_IMAGES and not (target.train.remote or target.test.remote)):
+    images = len(inputs.train) + len(inputs.test)
+    if given is not None or (images <= MAX_IMAGES and not (inputs.train.remote or inputs.test.remote)):
         return given is not False, []
     reason = "the images are remote" if images <= MAX_IMAGES else f"there are more than {MAX_IMAGES:,} images"
     return False, [f"no baselines: {reason}; --baselines computes them"]
 
 
 def measure_baselines(
-    session: Session, target: EvalTarget, kind: str, settings: dict[str, Any], classify: Classify,
+    session: Session, inputs: EvalInputs, kind: str, settings: dict[str, Any], classify: Classify,
     *, note: str | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Classify the features of the run's initial encoder and the pixels, or read the cached scores.
 
-    `settings` are the JSON values of the classifier, `note` says how it differs from that of the run. Return the fields
-    of a `Baseline` by name.
+    `settings` are the JSON values of the classifier, `note` states how it differs from that of the run. Return the
+    fields of a `Baseline` by name.
     """
     config_file = RunDir(session.run).config
     config = read_config(config_file) if config_file.is_file() else {}
-    seed, side = int(config.get("seed") or 0), min(target.spec.image_size, _PIXEL_SIDE)
+    seed, side = int(config.get("seed") or 0), min(inputs.spec.image_size, _PIXEL_SIDE)
     source = config.get("init_from")
     notes = {"untrained encoder": f"random weights; the run started from {source}" if source else None}
-    networks = {"untrained encoder": {"encoder": target.spec.to_dict(), "seed": seed}, "raw pixels": {"side": side}}
-    shared = {"kind": kind, **settings, "data": _data_identity(target), "device": torch.device(session.device).type}
+    networks = {"untrained encoder": {"encoder": inputs.spec.to_dict(), "seed": seed}, "raw pixels": {"side": side}}
+    shared = {"kind": kind, **settings, "data": _data_identity(inputs), "device": torch.device(session.device).type}
     found = {}
     for name, network in networks.items():
         identity = {**shared, "features": network}
         numbers = session.on_rank_zero(functools.partial(_read, session, identity))
         if numbers is None:
             if name == "raw pixels":  # not cached: decoding is most of their cost, and they are large
-                features = target.features(
+                features = inputs.features(
                     replace(session, cache=False), nn.Flatten(), image_size=side, role="pixels", prefix="pixels: "
                 )
             else:
-                encoder = initial_encoder(target.spec, seed)
-                features = target.features(session, encoder, role="untrained", prefix="untrained: ")
+                encoder = initial_encoder(inputs.spec, seed)
+                features = inputs.features(session, encoder, role="untrained", prefix="untrained: ")
             with session.state(f"baseline-{kind}", identity) as state:
                 score = classify(*features, state)
             numbers = {**score.numbers, "standard_error": score.context["standard_error"]}
@@ -90,11 +90,11 @@ def initial_encoder(spec: EncoderSpec, seed: int) -> nn.Module:
         return build_encoder(spec)
 
 
-def _data_identity(target: EvalTarget) -> list[str]:
+def _data_identity(inputs: EvalInputs) -> list[str]:
     """Return digests of the images and the labels."""
-    parts = ((target.train, target.train_labels), (target.test, target.test_labels))
+    parts = ((inputs.train, inputs.train_labels), (inputs.test, inputs.test_labels))
     digests = [
-        (stamp(dataset, np.arange(len(dataset))), hashlib.sha256(np.ascontiguousarray(labels).data).hexdigest())
+        (images_digest(dataset, np.arange(len(dataset))), hashlib.sha256(np.ascontiguousarray(labels).data).hexdigest())
         for dataset, labels in parts
     ]
     return [digest for pair in digests for digest in pair]

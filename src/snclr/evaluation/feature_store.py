@@ -73,7 +73,7 @@ class FeatureStore:
             with safe_open(self._path(number), framework="pt") as file:
                 metadata, features, kept = file.metadata(), file.get_tensor("features"), file.get_tensor("ids").numpy()
             intact = metadata["sha256"] == _digest(features, kept) and len(kept) == len(features)
-            if not intact or metadata["stamp"] != stamp(self.dataset, ids):
+            if not intact or metadata["stamp"] != images_digest(self.dataset, ids):
                 return None
             return Block(kept, features, [Skip(**entry) for entry in json.loads(metadata["skipped"])])
         except Exception:  # missing, truncated or of another schema: computed again
@@ -89,7 +89,7 @@ class FeatureStore:
             if not self.folder.is_dir():
                 self._create()
             metadata = {
-                "stamp": stamp(self.dataset, ids),
+                "stamp": images_digest(self.dataset, ids),
                 "skipped": json.dumps([asdict(skip) for skip in block.skipped]),
                 "sha256": _digest(block.features, block.ids),
             }
@@ -118,16 +118,16 @@ class FeatureStore:
                 discard(path)
 
 
-def stamp(dataset: ImageDataset, ids: Ids) -> str:
+def images_digest(dataset: ImageDataset, ids: Ids) -> str:
     """Return a digest that changes with the images: of pixels in memory, or of file names, sizes and mtimes.
 
     >>> images = ArrayDataset("a", np.zeros((2, 4, 4, 3), np.uint8))
-    >>> before = stamp(images, np.array([0])); images.images[1] = 9
-    >>> before == stamp(images, np.array([0])), before == stamp(images, np.array([0, 1]))
+    >>> before = images_digest(images, np.array([0])); images.images[1] = 9
+    >>> before == images_digest(images, np.array([0])), before == images_digest(images, np.array([0, 1]))
     (True, False)
     """
     if isinstance(dataset, Subset):
-        return stamp(dataset.dataset, dataset.index[ids])
+        return images_digest(dataset.dataset, dataset.index[ids])
     digest = hashlib.sha256(np.ascontiguousarray(ids).tobytes())
     if isinstance(dataset, ArrayDataset):
         digest.update(np.ascontiguousarray(dataset.images[ids]).data)

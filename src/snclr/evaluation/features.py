@@ -19,7 +19,7 @@ from snclr.data.transforms.views import normalize
 from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_error_on_all_ranks, rank_and_size
 from snclr.errors import UserError
 from snclr.evaluation.feature_store import Block, FeatureStore
-from snclr.evaluation.images import Plan, read_chunks
+from snclr.evaluation.images import BatchPlan, read_chunks
 from snclr.evaluation.state import raise_if_stop_requested
 from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag, StopRequested
@@ -62,7 +62,7 @@ def extract_features(
         raise UserError(f"batch_size is {batch_size} and workers {workers}; give at least 1 and 0")
     if len(dataset) == 0:
         raise UserError(f"{dataset.name} has no images; give a dataset that has some")
-    rank = rank_and_size()[0]
+    rank, world_size = rank_and_size()
     blocks = [np.arange(n, min(n + BLOCK, len(dataset)), dtype=np.int64) for n in range(0, len(dataset), BLOCK)]
     with Progress(description, total=len(dataset), quiet=quiet or rank > 0) as progress:
         encoded = {} if store is None else _read_blocks(store, blocks)
@@ -74,11 +74,11 @@ def extract_features(
         # of their features. A small dataset has small chunks, so that all ranks get a share.
         chunk = min(batch_size, max(32, -(-len(dataset) // 8)))
         ids = np.concatenate([np.empty(0, np.int64), *(blocks[number] for number in missing)])
-        plan = Plan(ids, batch=BLOCK, chunk=chunk, part=rank_and_size())
+        plan = BatchPlan(ids, batch=BLOCK, chunk=chunk, rank=rank, world_size=world_size)
         batches = encode_batches(
             encoder, dataset, plan, image_size=image_size, workers=workers, device=device, progress=progress, stop=stop
         )
-        with frozen(encoder):
+        with eval_mode(encoder):
             for number, batch in zip(missing, batches, strict=True):
                 encoded[number] = block = batch._replace(features=batch.features.cpu())
                 if store is not None and rank == 0:
@@ -118,17 +118,17 @@ def _concatenate(dataset: ImageDataset, blocks: dict[int, Block], labels: Labels
 def feature_width(encoder: nn.Module, image_size: int, device: torch.device | str) -> int:
     """Return the number of features of an encoder, found with one black image."""
     black = torch.zeros(1, image_size, image_size, 3, dtype=torch.uint8)
-    with frozen(encoder):
+    with eval_mode(encoder):
         return _forward(encoder.to(device), black, torch.device(device)).shape[1]
 
 
 def encode_batches(
-    encoder: nn.Module, dataset: ImageDataset, plan: Plan, *, image_size: int, workers: int,
+    encoder: nn.Module, dataset: ImageDataset, plan: BatchPlan, *, image_size: int, workers: int,
     device: torch.device | str, progress: Progress, start: int = 0, stop: StopFlag | None = None,
 ) -> Iterator[Block]:  # fmt: skip
     """Encode the batches of a plan from `start`; each rank encodes its chunks and yields the whole batch on `device`.
 
-    The caller sets the encoder's mode (see `frozen`). A stop discards the current batch and raises StopRequested. It
+    The caller sets the encoder's mode (see `eval_mode`). A stop discards the current batch and raises StopRequested. It
     and the errors of any rank are raised on all ranks.
     """
     device = torch.device(device)
@@ -149,7 +149,7 @@ def encode_batches(
                     ids.append(torch.as_tensor(chunk.ids))  # a worker sends a tensor
                     features.append(_forward(encoder, chunk.images, device))
                 # An estimate for all ranks, corrected when the batch is complete.
-                count = (len(chunk.ids) + len(chunk.skipped)) * plan.part[1]
+                count = (len(chunk.ids) + len(chunk.skipped)) * plan.world_size
                 counted += count
                 progress.update(count, waited, time.monotonic() - clock - waited)
                 if chunk.ends_batch or (stop is not None and stop.requested is not None):
@@ -171,11 +171,11 @@ def encode_batches(
 
 
 @contextlib.contextmanager
-def frozen(encoder: nn.Module) -> Iterator[None]:
+def eval_mode(encoder: nn.Module) -> Iterator[None]:
     """Set the encoder to eval mode inside the block and restore the mode of each module afterward.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
-    >>> with frozen(net):
+    >>> with eval_mode(net):
     ...     net[1].training
     False
     >>> net[1].training

@@ -24,19 +24,19 @@ from snclr.data.loader import Batch, Skip, ViewLoader
 from snclr.data.splits import take
 from snclr.data.transforms.views import TRAIN_CROP
 from snclr.distributed.collectives import (
-    all_reduce_sum,
     check_equal_across_ranks,
     raise_on_all_ranks,
     rank_and_size,
 )
+from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.few_labels.subsets import LabeledSubset, choose_subset
 from snclr.evaluation.results import FinetuneResult
 from snclr.evaluation.retrieval.overlap import split_warnings
-from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_shares, true_ranks
-from snclr.evaluation.session import EvalTarget, Session, open_target
+from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_accuracies, true_ranks
+from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
 from snclr.io.atomic import explain_unwritable, write_atomic
 from snclr.io.hashing import weights_digest
@@ -116,6 +116,7 @@ class FinetuneTask(LoaderTask):
         self._classes = self.classes.to(self.device)
         s = self.settings
         self.rank, self.world_size = rank_and_size()
+        self.averager = GradientAverager(self.model) if self.world_size > 1 else None
         groups = [{"params": [p for p in self.model.encoder.parameters() if p.requires_grad], "lr": s.lr}]
         groups.append({"params": list(self.model.head.parameters()), "lr": s.head_lr})
         self.optimizer = torch.optim.SGD(
@@ -149,18 +150,10 @@ class FinetuneTask(LoaderTask):
         )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._average_gradients()
+        if self.averager is not None:
+            self.averager.finish()
         self.optimizer.step()
         return {"loss": float(mean_loss)} if log else {}
-
-    def _average_gradients(self) -> None:
-        """Average the gradients over the ranks, whose parts of the batch have equal size."""
-        if self.world_size == 1:
-            return
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        mean = all_reduce_sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world_size
-        for gradient, part in zip(gradients, torch.split(mean, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
 
 
 def evaluate_finetune(
@@ -171,11 +164,11 @@ def evaluate_finetune(
 
     A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
     """
-    target = open_target(session, data, test, seed=seed)
-    spec = target.spec
+    inputs = open_inputs(session, data, test, seed=seed)
+    spec = inputs.spec
     base_lr = {"encoder": lr, "head": lr if head_lr is None else head_lr}
     with raise_on_all_ranks():  # a list of images may differ between nodes
-        subset = choose_subset(target.train, target.train_labels, labels, seed=seed)
+        subset = choose_subset(inputs.train, inputs.train_labels, labels, seed=seed)
         batch = shared_batch_size(batch_size, len(subset.index))
         if epochs is None:
             epochs = 60 if subset.share < Fraction(3, 200) else 30
@@ -183,20 +176,20 @@ def evaluate_finetune(
             epochs=epochs, batch_size=batch, lr=scaled_lr(base_lr["encoder"], max(batch, 1)),
             head_lr=scaled_lr(base_lr["head"], max(batch, 1)), weight_decay=weight_decay, seed=seed,
         )  # fmt: skip
-        dataset = take(target.train, subset.index)
+        dataset = take(inputs.train, subset.index)
         assert dataset.labels is not None
-        test_labels = torch.from_numpy(target.test_labels[target.test_labels >= 0])
+        test_labels = torch.from_numpy(inputs.test_labels[inputs.test_labels >= 0])
         classes = known_classes(torch.from_numpy(dataset.labels), test_labels)
         identity = {
             "settings": asdict(settings),
-            "start": "scratch" if from_scratch else weights_digest(target.encoder.state_dict()),
+            "start": "scratch" if from_scratch else weights_digest(inputs.encoder.state_dict()),
             "encoder": spec.to_dict(),
             "list_sha256": subset.sha256,
             "data": dataset.fingerprint(),
             "classes": classes.tolist(),
         }
         saved = EvalState(session.run, f"finetune-{subset.tag}", identity)
-        model = build_classifier(target.encoder, spec, len(classes), from_scratch=from_scratch, seed=seed)
+        model = build_classifier(inputs.encoder, spec, len(classes), from_scratch=from_scratch, seed=seed)
         task = FinetuneTask(
             model, dataset, classes, settings, spec.image_size, workers=session.workers, device=session.device,
             nonfinite=saved.folder.with_name(f"{saved.folder.name}-nonfinite.json"),
@@ -210,12 +203,12 @@ def evaluate_finetune(
             task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
             quiet=session.quiet, start_message=f"{opening}, on {session.device}",
         )  # fmt: skip
-        score = evaluate_classifier(task.model, classes, session, target)
+        score = evaluate_classifier(task.model, classes, session, inputs)
         record = session.record(
             "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
-            _protocol(target, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
+            _protocol(inputs, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
             **accuracy_context(score.top1, score.truth), baselines={},
-            warnings=split_warnings(session, target, data, test, score.skipped),
+            warnings=split_warnings(session, inputs, data, test, score.skipped),
             settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
             model_sha256=weights_digest(task.model.state_dict()),
             skipped=[asdict(skip) for skip in (*task.loader.skipped, *score.skipped)],
@@ -244,15 +237,15 @@ class ClassifierScore(NamedTuple):
     skipped: list[Skip]
 
 
-def evaluate_classifier(model: Classifier, classes: Tensor, session: Session, target: EvalTarget) -> ClassifierScore:
+def evaluate_classifier(model: Classifier, classes: Tensor, session: Session, inputs: EvalInputs) -> ClassifierScore:
     """Test a classifier of the `classes` (C,) on the center crops of the test images."""
     tested = extract_features(
-        model, target.test, image_size=target.spec.image_size, workers=session.workers, device=session.device,
-        labels=target.test_labels, description="test", stop=session.stop, quiet=session.quiet,
+        model, inputs.test, image_size=inputs.spec.image_size, workers=session.workers, device=session.device,
+        labels=inputs.test_labels, description="test", stop=session.stop, quiet=session.quiet,
     )  # fmt: skip
     logits, truth, unlabeled = labeled(tested.features, tested.labels, "test")
     ranks = true_ranks(logits, torch.searchsorted(classes, truth))
-    return ClassifierScore(*top_shares(ranks, len(classes)), truth, unlabeled, tested.skipped)
+    return ClassifierScore(*top_accuracies(ranks, len(classes)), truth, unlabeled, tested.skipped)
 
 
 def _write_list(run: Path, subset: LabeledSubset, seed: int) -> Path:
@@ -266,7 +259,7 @@ def _write_list(run: Path, subset: LabeledSubset, seed: int) -> Path:
 
 
 def _protocol(
-    target: EvalTarget, subset: LabeledSubset, task: FinetuneTask, score: ClassifierScore, *, from_scratch: bool,
+    inputs: EvalInputs, subset: LabeledSubset, task: FinetuneTask, score: ClassifierScore, *, from_scratch: bool,
     base_lr: dict[str, float],
 ) -> str:  # fmt: skip
     """Describe the whole measurement in one sentence."""
@@ -274,11 +267,11 @@ def _protocol(
     start = "from scratch (new weights)" if from_scratch else "from the pre-trained encoder"
     unreadable = len(task.loader.skipped) + len(score.skipped)
     sets = describe_sets(
-        len(subset.index), len(score.truth), len(task.classes), left_out=score.unlabeled, data=target.description
+        len(subset.index), len(score.truth), len(task.classes), left_out=score.unlabeled, data=inputs.description
     )
     return (
         f"fine-tuning {start}: whole network and a linear head on {subset.description}, list sha256 "
-        f"{subset.sha256[:16]}…, random resized crop and flip at {target.spec.image_size} px, SGD (Nesterov momentum "
+        f"{subset.sha256[:16]}…, random resized crop and flip at {inputs.spec.image_size} px, SGD (Nesterov momentum "
         f"{s.momentum:g}, weight decay {s.weight_decay:g}), {count(s.epochs, 'epoch')} of "
         f"{count(task.steps_per_epoch, 'step')}, batch "
         f"{s.batch_size}, learning rate {s.lr:g} for the encoder ({base_lr['encoder']:g} × batch/256) and "

@@ -30,17 +30,17 @@ class Request(NamedTuple):
 
 
 @dataclass
-class Plan:
+class BatchPlan:
     """Batches of images in numbered chunks; a chunk is what the network encodes at once.
 
     Without `epochs`, all `ids` once, in order, as evaluation views; with `epochs`, shuffled by the seed, as random
-    crops. The last batch of an epoch may be smaller. `part` (rank, world size) selects this rank's chunks of a batch;
-    the chunks themselves do not depend on the world size. A chunk is empty if a batch has fewer chunks than ranks.
+    crops. The last batch of an epoch may be smaller. Each rank has its share of a batch's chunks; the chunks themselves
+    do not depend on the world size. A chunk is empty if a batch has fewer chunks than ranks.
 
-    >>> plan = Plan(np.arange(5), batch=3, chunk=2)
+    >>> plan = BatchPlan(np.arange(5), batch=3, chunk=2)
     >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
     [([0, 1], False), ([2], True), ([3, 4], True)]
-    >>> plan = Plan(np.arange(5), batch=3, chunk=2, part=(1, 2))
+    >>> plan = BatchPlan(np.arange(5), batch=3, chunk=2, rank=1, world_size=2)
     >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
     [([2], True), ([], True)]
     """
@@ -50,18 +50,18 @@ class Plan:
     chunk: int
     epochs: int | None = None
     seed: int = 0
-    part: tuple[int, int] = (0, 1)
+    rank: int = 0
+    world_size: int = 1
 
     def __post_init__(self) -> None:
-        rank, world_size = self.part
         self._chunks: list[tuple[int, int, bool]] = []  # start, stop and `ends_batch` of an epoch's chunks of this rank
         self._first_chunks: list[int] = []  # of each batch
         for start in range(0, len(self.ids), self.batch):
             end = min(start + self.batch, len(self.ids))
-            count = -(-(end - start) // (self.chunk * world_size))
+            count = -(-(end - start) // (self.chunk * self.world_size))
             self._first_chunks.append(len(self._chunks))
             for number in range(count):
-                first = min(start + (rank * count + number) * self.chunk, end)
+                first = min(start + (self.rank * count + number) * self.chunk, end)
                 self._chunks.append((first, min(first + self.chunk, end), number + 1 == count))
         self.steps_per_epoch = len(self._first_chunks)
         self.steps = self.steps_per_epoch * (self.epochs or 1)
@@ -95,7 +95,7 @@ class Chunk(NamedTuple):
 
 
 def read_chunks(
-    dataset: ImageDataset, plan: Plan, *, image_size: int, workers: int = 0, start: int = 0
+    dataset: ImageDataset, plan: BatchPlan, *, image_size: int, workers: int = 0, start: int = 0
 ) -> Iterator[Chunk]:
     """Yield the chunks of a plan from batch `start`; `workers` processes (for arrays one thread) read ahead."""
     reader = _Reader(dataset, plan, image_size)
@@ -112,7 +112,7 @@ class _Reader(Dataset[Chunk]):
     """Chunks by number; pickled to the workers."""
 
     dataset: ImageDataset
-    plan: Plan
+    plan: BatchPlan
     size: int
 
     def __getitem__(self, number: int) -> Chunk:

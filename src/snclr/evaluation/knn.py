@@ -21,10 +21,10 @@ from snclr.evaluation.scoring import (
     check_widths,
     describe_sets,
     labeled,
-    top_shares,
+    top_accuracies,
     true_ranks,
 )
-from snclr.evaluation.session import Session, open_target
+from snclr.evaluation.session import Session, open_inputs
 from snclr.evaluation.state import EvalState, requested_stop
 from snclr.methods.common import kernels
 from snclr.runtime.progress import Progress
@@ -41,24 +41,24 @@ def evaluate_knn(
 ) -> KnnResult:  # fmt: skip
     """Evaluate a run by kNN, compare it with baselines and record the result."""
     _check_settings(k, temperature)
-    target = open_target(session, data, test, seed=seed)
-    train, queries = target.features(session)
+    inputs = open_inputs(session, data, test, seed=seed)
+    train, queries = inputs.features(session)
     settings = {"k": k, "temperature": temperature}
 
     def classify(train: Features, queries: Features, state: EvalState) -> Score:
         return knn(
             train.features, train.labels, queries.features, queries.labels, k=k, temperature=temperature,
-            device=session.device, data=target.description, state=state, stop=session.stop, quiet=session.quiet,
+            device=session.device, data=inputs.description, state=state, stop=session.stop, quiet=session.quiet,
         )  # fmt: skip
 
-    with session.state("knn", {**target.identity, **settings}) as state:
+    with session.state("knn", {**inputs.identity, **settings}) as state:
         score = classify(train, queries, state)
-        wanted, warnings = wants_baselines(target, baselines)
-        used_k, k_warnings = _check_k(k, train.labels, target.train.classes)
+        wanted, warnings = wants_baselines(inputs, baselines)
+        used_k, k_warnings = _check_k(k, train.labels, inputs.train.classes)
         record = session.record(
             "knn", score.numbers, score.protocol, **score.context, k=used_k,
-            baselines=measure_baselines(session, target, "knn", settings, classify) if wanted else {},
-            warnings=[*k_warnings, *split_warnings(session, target, data, test, queries.skipped), *warnings],
+            baselines=measure_baselines(session, inputs, "knn", settings, classify) if wanted else {},
+            warnings=[*k_warnings, *split_warnings(session, inputs, data, test, queries.skipped), *warnings],
             skipped=len(train.skipped) + len(queries.skipped),
         )  # fmt: skip
     return KnnResult.from_record(record)
@@ -121,7 +121,7 @@ def knn(
     )
     if unknown := int((~known).sum()):
         protocol += f"; {count(unknown, 'test image')} of a class without training images counted as wrong"
-    return Score(*top_shares(ranks, len(classes)), protocol, predictions, truth)
+    return Score(*top_accuracies(ranks, len(classes)), protocol, predictions, truth)
 
 
 def _vote_in_blocks(

@@ -20,8 +20,8 @@ from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError, count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.feature_store import FeatureStore
-from snclr.evaluation.features import Features, extract_features, feature_width, frozen
-from snclr.evaluation.images import Plan
+from snclr.evaluation.features import Features, eval_mode, extract_features, feature_width
+from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, StandardizedFeatures
 from snclr.evaluation.results import LinearResult
 from snclr.evaluation.retrieval.overlap import split_warnings
@@ -33,10 +33,10 @@ from snclr.evaluation.scoring import (
     known_classes,
     labeled,
     match_labels,
-    top_shares,
+    top_accuracies,
     true_ranks,
 )
-from snclr.evaluation.session import Session, open_target
+from snclr.evaluation.session import Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
 from snclr.runtime.stop import StopFlag
 from snclr.train.optim import scaled_lr
@@ -77,12 +77,12 @@ def evaluate_linear(
     """
     if protocol not in ("cached", "paper"):
         raise UserError(f"protocol must be one of cached, paper, not {protocol!r}")
-    target = open_target(session, data, test, seed=seed)
-    kind, size = f"linear-{protocol}", target.spec.image_size
+    inputs = open_inputs(session, data, test, seed=seed)
+    kind, size = f"linear-{protocol}", inputs.spec.image_size
     given = {"epochs": epochs, "batch_size": batch_size}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options: dict[str, Any] = {
-        "data": target.description, "device": session.device, "stop": session.stop, "seed": seed, "quiet": session.quiet
+        "data": inputs.description, "device": session.device, "stop": session.stop, "seed": seed, "quiet": session.quiet
     }  # fmt: skip
     # A baseline of the paper's protocol would train as long as the run's classifier: cached features are enough.
     cached: dict[str, Any] = {"learning_rates": LEARNING_RATES}
@@ -92,24 +92,24 @@ def evaluate_linear(
     def classify(train: Features, test: Features, state: EvalState) -> LinearScore:
         return linear_cached(train.features, train.labels, test.features, test.labels, state=state, **cached, **options)
 
-    with session.state(kind, {**target.identity, **settings, "lr": lr, "seed": seed}) as state:
+    with session.state(kind, {**inputs.identity, **settings, "lr": lr, "seed": seed}) as state:
         if protocol == "cached":
-            train_set, test_set = target.features(session)
+            train_set, test_set = inputs.features(session)
             score = classify(train_set, test_set, state)
             skipped = [*train_set.skipped, *test_set.skipped]
         else:
             score = linear_probe(
-                target.encoder, target.train, target.test, image_size=size, base_lr=lr, workers=session.workers,
-                store=session.store(target.encoder, target.test, size), state=state, **settings, **options,
+                inputs.encoder, inputs.train, inputs.test, image_size=size, base_lr=lr, workers=session.workers,
+                store=session.store(inputs.encoder, inputs.test, size), state=state, **settings, **options,
             )  # fmt: skip
             skipped = score.skipped
-        wanted, warnings = wants_baselines(target, baselines)
+        wanted, warnings = wants_baselines(inputs, baselines)
         note = None if protocol == "cached" else "cached features"
         record = session.record(
             kind, score.numbers, score.protocol, **score.context,
-            baselines=measure_baselines(session, target, "linear", {**cached, "seed": seed}, classify, note=note)
+            baselines=measure_baselines(session, inputs, "linear", {**cached, "seed": seed}, classify, note=note)
             if wanted else {},
-            warnings=[*split_warnings(session, target, data, test, skipped), *warnings],
+            warnings=[*split_warnings(session, inputs, data, test, skipped), *warnings],
             learning_rate=score.learning_rate, skipped=len(skipped),
         )  # fmt: skip
     return LinearResult.from_record(record)
@@ -139,12 +139,15 @@ def linear_probe(
     y = torch.searchsorted(classes, torch.from_numpy(train_labels))  # valid for labeled images only
     batch = min(batch_size, len(ids))
     lr = scaled_lr(base_lr, batch)
-    plan = Plan(ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed, part=rank_and_size())
+    rank, world_size = rank_and_size()
+    plan = BatchPlan(
+        ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed, rank=rank, world_size=world_size
+    )
     head = LinearHeads(feature_width(encoder, image_size, device), len(classes), [lr], device=device)
     task = AugmentedTask(
         head, plan, y, encoder, train, image_size=image_size, workers=workers, device=device, stop=stop
     )
-    with frozen(encoder):
+    with eval_mode(encoder):
         fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=quiet)
     if not task.seen:
         raise UserError(f"none of the labeled images of {train.name} could be read")
@@ -162,7 +165,7 @@ def linear_probe(
     )
     unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
     truth = queries.labels.cpu()
-    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, truth, lr, skipped=unreadable)
+    return LinearScore(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, lr, skipped=unreadable)
 
 
 def paper_lr(encoder: nn.Module) -> tuple[float, str]:
@@ -202,7 +205,7 @@ def linear_cached(
         """Train one head per learning rate on some rows."""
         heads = LinearHeads(features.x.shape[1], len(classes), rates, device=features.device)
         batch = min(batch_size, len(rows))
-        plan = Plan(rows, batch=batch, chunk=batch, epochs=epochs, seed=seed)
+        plan = BatchPlan(rows, batch=batch, chunk=batch, epochs=epochs, seed=seed)
         with heads.fitting_threads(batch):
             fit_task(
                 CachedTask(heads, plan, features), state, stage, description=f"linear classifier, {stage}", stop=stop,
@@ -233,7 +236,7 @@ def linear_cached(
         f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}; {sets}"
     )
     truth = queries.labels.cpu()
-    return LinearScore(*top_shares(ranks, len(classes)), protocol, predictions, truth, lr, trials=trials)
+    return LinearScore(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, lr, trials=trials)
 
 
 def _score_heads(heads: LinearHeads, rates: Sequence[float], features: StandardizedFeatures, rows: Ids) -> list[Trial]:

@@ -15,7 +15,7 @@ from snclr.data.datasets.base import ImageDataset
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.evaluation.features import encode_batches
-from snclr.evaluation.images import Plan
+from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.scoring import labeled
 from snclr.runtime.device import limit_threads, to_device
 from snclr.train.schedule import warmup_cosine
@@ -46,7 +46,7 @@ class LinearHeads:
         columns = len(learning_rates) * num_classes
         self.weight = torch.zeros(dim, columns, device=device)  # columns of all heads: one matrix product
         self.bias = torch.zeros(columns, device=device)
-        self._speed = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        self._velocity = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
         self._lr = torch.tensor(learning_rates, device=device).repeat_interleave(num_classes)
 
     @torch.no_grad()
@@ -59,16 +59,17 @@ class LinearHeads:
         p = log_p.clamp_(min=-50).exp_()
         gradient = p.scatter_add_(2, picked, torch.full_like(picked, -1, dtype=x.dtype))  # p − one-hot
         gradient = gradient.flatten(1).div_(len(x))
-        speed, bias_speed = self._speed
-        speed.mul_(self.momentum).addmm_(x.T, gradient)
-        bias_speed.mul_(self.momentum).add_(gradient.sum(dim=0))
-        self.weight.addcmul_(speed, self._lr, value=-scale)
-        self.bias.addcmul_(bias_speed, self._lr, value=-scale)
+        velocity, bias_velocity = self._velocity
+        velocity.mul_(self.momentum).addmm_(x.T, gradient)
+        bias_velocity.mul_(self.momentum).add_(gradient.sum(dim=0))
+        self.weight.addcmul_(velocity, self._lr, value=-scale)
+        self.bias.addcmul_(bias_velocity, self._lr, value=-scale)
         return loss
 
     def state(self) -> dict[str, Tensor]:
         """Return weights and momentum by name; the tensors are not copied."""
-        return {"weight": self.weight, "bias": self.bias, "speed": self._speed[0], "bias_speed": self._speed[1]}
+        velocity, bias_velocity = self._velocity  # saved under the names of earlier versions
+        return {"weight": self.weight, "bias": self.bias, "speed": velocity, "bias_speed": bias_velocity}
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class FeatureBatch(NamedTuple):
 class LinearTask(TrainTask[FeatureBatch]):
     """Train linear heads on the batches of a plan, the same on every rank."""
 
-    def __init__(self, heads: LinearHeads, plan: Plan) -> None:
+    def __init__(self, heads: LinearHeads, plan: BatchPlan) -> None:
         self.heads, self.plan = heads, plan
         self.total_steps, self.steps_per_epoch = plan.steps, plan.steps_per_epoch
 
@@ -126,7 +127,7 @@ class AugmentedTask(LinearTask):
     """Encode random crops in every step; `y` (n,) has the class of each image of the dataset."""
 
     def __init__(
-        self, heads: LinearHeads, plan: Plan, y: Tensor, encoder: nn.Module, dataset: ImageDataset, **options: Any
+        self, heads: LinearHeads, plan: BatchPlan, y: Tensor, encoder: nn.Module, dataset: ImageDataset, **options: Any
     ) -> None:
         super().__init__(heads, plan)
         self.y, self.encoder, self.dataset, self.options = y, encoder, dataset, options
@@ -179,7 +180,7 @@ class StandardizedFeatures:
 class CachedTask(LinearTask):
     """Train on features in memory. Every rank does the same work, so no features are sent."""
 
-    def __init__(self, heads: LinearHeads, plan: Plan, features: StandardizedFeatures) -> None:
+    def __init__(self, heads: LinearHeads, plan: BatchPlan, features: StandardizedFeatures) -> None:
         super().__init__(heads, plan)
         self.features = features
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
-from snclr.errors import count as count
 from snclr.io.jsonl import append_jsonl, read_jsonl
 
 if TYPE_CHECKING:

@@ -162,7 +162,7 @@ def true_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     return scores.shape[1] - beaten.sum(dim=1)
 
 
-def top_shares(ranks: Tensor, num_classes: int) -> tuple[float, float | None]:
+def top_accuracies(ranks: Tensor, num_classes: int) -> tuple[float, float | None]:
     """Return top-1 and top-5 accuracy in [0, 1]; top-5 is None with five classes or fewer."""
     top5 = None if num_classes <= 5 else (ranks < 5).double().mean().item()
     return (ranks < 1).double().mean().item(), top5

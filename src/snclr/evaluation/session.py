@@ -155,8 +155,8 @@ def _start(device: str, devices: str, nodes: int) -> str:
 
 
 @dataclass(frozen=True)
-class EvalTarget:
-    """An encoder and the datasets to evaluate it on, with labels (n,) in one numbering of the classes."""
+class EvalInputs:
+    """What an evaluation takes: an encoder, training and test images, their labels (n,) in one numbering."""
 
     encoder: nn.Module
     spec: EncoderSpec
@@ -191,21 +191,21 @@ class EvalTarget:
         return part(self.train, self.train_labels, "training"), part(self.test, self.test_labels, "test")
 
 
-def open_target(session: Session, data: str | None, test: str | None, *, seed: int) -> EvalTarget:
+def open_inputs(session: Session, data: str | None, test: str | None, *, seed: int) -> EvalInputs:
     """Load the run's encoder and open the datasets (default: the run's own); checked to be equal on all ranks."""
 
-    def opening() -> EvalTarget:
+    def opening() -> EvalInputs:
         set_status(f"loading {session.run}")
         encoder, spec = run_encoder(session.run)
         train_part, test_part, description = open_splits(data or data_of(session.run), test, seed=seed)
         labels = match_labels(train_part, test_part)
-        return EvalTarget(encoder, spec, train_part, test_part, *labels, description)
+        return EvalInputs(encoder, spec, train_part, test_part, *labels, description)
 
-    target = session.open(opening)
-    check_equal_across_ranks(lambda: target.identity["weights_sha256"], f"weights in {session.run}")
-    check_equal_across_ranks(lambda: target.identity["train"], "training images")
-    check_equal_across_ranks(lambda: target.identity["test"], "test images")
-    return target
+    inputs = session.open(opening)
+    check_equal_across_ranks(lambda: inputs.identity["weights_sha256"], f"weights in {session.run}")
+    check_equal_across_ranks(lambda: inputs.identity["train"], "training images")
+    check_equal_across_ranks(lambda: inputs.identity["test"], "test images")
+    return inputs
 
 
 def run_encoder(run: str | Path) -> tuple[nn.Module, EncoderSpec]:

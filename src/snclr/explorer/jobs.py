@@ -21,7 +21,7 @@ _current = threading.local()  # `job`: the job that runs in this thread
 THREADS = "snclr-explore"
 """Prefix of the names of the threads."""
 Lane = Literal["main", "slow"]
-"""Jobs of one lane run one after the other; a slow job (UMAP) does not hold up the others."""
+"""Jobs of one lane run one after the other; a slow job (UMAP) does not delay the others."""
 
 
 class Cancelled(BaseException):
@@ -29,7 +29,7 @@ class Cancelled(BaseException):
 
 
 class Pending(Exception):
-    """The value is not there yet; `job` has its progress."""
+    """The value is not computed yet; `job` has its progress."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.title)
@@ -38,7 +38,7 @@ class Pending(Exception):
 
 @dataclass
 class Job:
-    """One value: `title` says what is computed, `done` of `total` how far it is."""
+    """One value: what is computed (`title`) and its progress (`done` of `total`)."""
 
     key: str
     title: str
@@ -79,7 +79,7 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._lanes: dict[Lane, queue.SimpleQueue[Job]] = {"main": queue.SimpleQueue(), "slow": queue.SimpleQueue()}
         self.closed = False
-        # Daemon threads: UMAP cannot be cancelled and must not hold up the end of the program.
+        # Daemon threads: UMAP cannot be cancelled and must not delay the end of the program.
         self._threads = [
             threading.Thread(target=self._work, args=(waiting,), name=f"{THREADS}-{lane}", daemon=True)
             for lane, waiting in self._lanes.items()
@@ -88,7 +88,7 @@ class Jobs:
             thread.start()
 
     def get(self, key: str, title: str, compute: Callable[[Job], Any], *, lane: Lane = "main") -> Any:
-        """Return the value; start to compute it and raise Pending if it is not there, or the error of a failed job."""
+        """Return the value or raise the error of its job; if it is not computed, start its job and raise Pending."""
         job, is_new = self._job(key, title, compute)
         if is_new:
             self._lanes[lane].put(job)
@@ -114,11 +114,6 @@ class Jobs:
         if job.error is not None:
             raise job.error
         return job.value
-
-    def put(self, key: str, value: Any) -> None:
-        """Store a value that is already known."""
-        job, _ = self._job(key, "", lambda job: value)
-        self._run(job)
 
     def running(self) -> list[dict[str, Any]]:
         """Return the progress of all unfinished jobs."""

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from snclr.data.decode import BadImage, RGBImage, decode_stream
+from snclr.data.decode import RGBImage, decode_stream
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
@@ -108,7 +108,7 @@ class Explorer:
         if set_name == "queries":
             if number in self._queries:
                 return ImageRef(set_name, number)
-            raise UserError("this query is gone; upload the image again")
+            raise UserError("this query is no longer kept; upload the image again")
         if set_name not in self.sets or not 0 <= number < len(self.sets[set_name].dataset):
             raise UserError(f"there is no image {index!r} in {set_name!r}")
         return ImageRef(set_name, number)
@@ -228,7 +228,7 @@ class Explorer:
         return None if self.images.classes is None or labels is None else torch.from_numpy(labels)[ids]
 
     def start(self) -> None:
-        """Begin to compute what the first screens show."""
+        """Start the jobs of the first screens."""
         networks: tuple[Network, ...] = ("y2", "y1", "encoder") if self.run.criterion is not None else ("encoder",)
         for network in networks:
             with contextlib.suppress(Pending):
@@ -255,6 +255,3 @@ def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[by
         return buffer.getvalue(), "image/png"
     image.save(buffer, "JPEG", quality=95 if max(image.size) <= 96 else 86)
     return buffer.getvalue(), "image/jpeg"
-
-
-__all__ = ["BadImage", "Explorer", "ImageRef"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from snclr.runtime.results import Result
 
 
 @dataclass(frozen=True)
-class ExploreResult:
+class ExploreResult(Result):
     """The address that was served, or the folder that was written."""
 
     address: str | None
@@ -16,7 +17,3 @@ class ExploreResult:
     bytes: int = 0
     images: int = 0
     """Images in the folder."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)

@@ -5,7 +5,6 @@ This module is the only one of the package that uses the internals of training a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.format import load_checkpoint
 from snclr.checkpoint.run_dir import RunDir, open_run
 from snclr.checkpoint.snapshots import load_snapshot, snapshots
-from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
+from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.data.splits import Subset, has_own_test_split
@@ -272,7 +271,7 @@ class OpenedRun:
     def augment(
         self, dataset: ImageDataset, index: int, settings: ViewSettings, *, seed: int, epoch: int, view: int
     ) -> Tensor:
-        """Return one augmented view, normalized float32 (1, 3, S, S): the very view that training sees."""
+        """Return one augmented view, normalized float32 (1, 3, S, S): bit-identical to that of training."""
         if isinstance(dataset, Subset):  # the randomness belongs to the id in the whole dataset
             return self.augment(dataset.dataset, int(dataset.index[index]), settings, seed=seed, epoch=epoch, view=view)
         size, ids = self.image_size, np.array([index], dtype=np.int64)
@@ -304,21 +303,13 @@ class OpenedRun:
         """Return the bad images with their reasons."""
         return read_jsonl(self.dir.skipped)
 
-    def nonfinite(self) -> dict[str, Any] | None:
-        """Return the record of a step with a loss that is not finite, if there was one."""
-        try:
-            record = json.loads(self.dir.nonfinite.read_bytes())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) else None
-
     @property
     def complete(self) -> bool:
         """Whether training has finished."""
         return self.dir.encoder_weights.is_file()
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return every setting by group, with the recipe's value where the run differs from it."""
+        """Return every setting by group, with the recipe's value if the run differs from it."""
         if not self.dir.config.is_file():
             return []
         saved = read_config(self.dir.config)
@@ -411,13 +402,6 @@ def to_pixels(view: Tensor) -> RGBImage:
     """Undo the normalization of a view (3, S, S) → uint8 (S, S, 3)."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     return (view.cpu() * std + mean).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).contiguous().numpy()
-
-
-def file_path(dataset: ImageDataset, index: int) -> Path | None:
-    """Return the file of an image, or None if it has no file of its own."""
-    if isinstance(dataset, Subset):
-        return file_path(dataset.dataset, int(dataset.index[index]))
-    return Path(dataset.folder) / dataset.files[index] if isinstance(dataset, FileDataset) else None
 
 
 def with_settings(settings: ViewSettings, changes: dict[str, float]) -> ViewSettings:

@@ -32,7 +32,7 @@ def new_token() -> str:
 
 
 class Guard:
-    """Check Host, Origin and token of each request before the application sees it, and add the security headers.
+    """Check Host, Origin and token of each request before the application, and add the security headers.
 
     The token is the first part of the path: unlike a cookie, no other server on 127.0.0.1 receives it. A Host of
     another name means DNS rebinding; a foreign Origin or Sec-Fetch-Site means that another page sent the request.

@@ -102,14 +102,14 @@ def build_app(explorer: Explorer, token: str, port: int) -> Guard:
     routes = [
         Route("/", asset),
         Route("/assets/{name}", asset),
-        Route("/image/{set}/{id}", _guarded(image)),
-        Route("/api/state", _guarded(state)),
-        Route("/api/jobs", _guarded(jobs)),
-        Route("/api/query", _guarded(upload), methods=["POST"]),
-        Route("/api/box", _guarded(box), methods=["POST"]),
-        Route("/api/export", _guarded(export), methods=["POST"]),
-        Route("/api/events", _guarded(events)),
-        *(Route(f"/api/{name}", _guarded(function)) for name, function in readers(explorer).items()),
+        Route("/image/{set}/{id}", _endpoint(image)),
+        Route("/api/state", _endpoint(state)),
+        Route("/api/jobs", _endpoint(jobs)),
+        Route("/api/query", _endpoint(upload), methods=["POST"]),
+        Route("/api/box", _endpoint(box), methods=["POST"]),
+        Route("/api/export", _endpoint(export), methods=["POST"]),
+        Route("/api/events", _endpoint(events)),
+        *(Route(f"/api/{name}", _endpoint(function)) for name, function in readers(explorer).items()),
     ]
     app = Starlette(routes=routes)
     return Guard(app, token, port)
@@ -175,7 +175,7 @@ def readers(explorer: Explorer) -> dict[str, Get]:
     }  # fmt: skip
 
 
-def _guarded(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def _endpoint(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
     """Turn results and errors of an endpoint into responses: 202 with the progress while a value is computed."""
 
     @functools.wraps(function)

@@ -1,7 +1,7 @@
 """`snclr explore --static`: the page as a folder of files that opens without a server.
 
 A page opened from a file may not load ES modules or JSON, so the modules are joined into one script, and the data are
-scripts that assign values to the keys by which the page asks for them.
+scripts that assign each value to the key of its request.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -32,10 +33,9 @@ MARKER = ".snclr-explore"
 POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data: blob:"
 SIDE = 192
 NEIGHBORS = 60
-"""Neighbors per image, as the page asks for."""
+"""Neighbors per image, as the page requests them."""
 _CHUNK = 100
 _VIEWS = 40
-T = TypeVar("T")
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
@@ -135,7 +135,7 @@ def _key(name: str, **params: Any) -> str:
 def _values(explorer: Explorer) -> Iterator[tuple[str, Entries]]:
     """Yield the chunks: name, and the key and computation of each value."""
     ids = range(len(explorer.images.dataset))
-    yield "state", [(_key("state"), _bind(_state, explorer))]
+    yield "state", [(_key("state"), partial(_state, explorer))]
     yield "browse", list(_browse(explorer))
     for run in [run for run in (explorer.run, explorer.other) if run is not None]:
         for space in run.spaces:
@@ -143,27 +143,26 @@ def _values(explorer: Explorer) -> Iterator[tuple[str, Entries]]:
                 name = f"neighbors-{run.name}-{space}-{start // _CHUNK}"
                 yield name, [_neighbors(explorer, run, space, index) for index in ids[start : start + _CHUNK]]
         yield f"map-{run.name}", list(_map(explorer, run))
-        curves = (_key("run", run=run.name), _bind(training.summary, run))
-        yield f"run-{run.name}", [curves, (_key("run/spectrum", run=run.name), _bind(training.spectrum, explorer, run))]
+        curves = (_key("run", run=run.name), partial(training.summary, run))
+        yield (
+            f"run-{run.name}",
+            [curves, (_key("run/spectrum", run=run.name), partial(training.spectrum, explorer, run))],
+        )
     run = explorer.run
-    histories = [(_key("time/history", run="a", id=i), _bind(timeline.history, explorer, run, i)) for i in ids]
+    histories = [(_key("time/history", run="a", id=i), partial(timeline.history, explorer, run, i)) for i in ids]
     parts = {"time": timeline.timeline, "time/ids": timeline.ids, "time/maps": timeline.maps}
-    yield "time", [*((_key(name, run="a"), _bind(part, explorer, run)) for name, part in parts.items()), *histories]
+    yield "time", [*((_key(name, run="a"), partial(part, explorer, run)) for name, part in parts.items()), *histories]
     yield "compare", list(_compare(explorer))
-    shown: Entries = [(_key("views/settings", run="a"), _bind(views.settings, run))]
+    shown: Entries = [(_key("views/settings", run="a"), partial(views.settings, run))]
     for index in ids[:_VIEWS]:
         key = _key("views", run="a", set="images", id=index, epoch=0, count=6)
-        shown.append((key, _bind(views.views, explorer, run, ImageRef("images", index), seed=run.seed, epoch=0)))
+        shown.append((key, partial(views.views, explorer, run, ImageRef("images", index), seed=run.seed, epoch=0)))
     yield "views", shown
     finders = {
         "duplicates": curate.duplicates, "leaks": curate.leaking, "outliers": curate.outliers,
         "labels": curate.suspects, "diverse": curate.diverse,
     }  # fmt: skip
-    yield "curate", [(_key(f"curate/{name}", run="a"), _bind(find, explorer, run)) for name, find in finders.items()]
-
-
-def _bind(function: Callable[..., T], *arguments: Any, **options: Any) -> Callable[[], T]:
-    return lambda: function(*arguments, **options)
+    yield "curate", [(_key(f"curate/{name}", run="a"), partial(find, explorer, run)) for name, find in finders.items()]
 
 
 def _state(explorer: Explorer) -> dict[str, Any]:
@@ -180,37 +179,37 @@ def _browse(explorer: Explorer) -> Iterator[tuple[str, Callable[[], Any]]]:
             total = browse.page(explorer, "images", label=label)["total"]
             for offset in range(0, max(1, total), browse.PAGE):
                 key = _key("images", set="images", offset=offset, limit=browse.PAGE, label=label, shuffle=shuffle)
-                yield key, _bind(browse.page, explorer, "images", offset=offset, label=label, shuffle=shuffle == "1")
+                yield key, partial(browse.page, explorer, "images", offset=offset, label=label, shuffle=shuffle == "1")
 
 
 def _neighbors(explorer: Explorer, run: OpenedRun, space: Any, index: int) -> tuple[str, Callable[[], Any]]:
     key = _key("neighbors", run=run.name, set="images", id=index, gallery="images", space=space, k=NEIGHBORS)
     ref = ImageRef("images", index)
-    return key, _bind(neighbors.neighbors, explorer, run, ref, space=space, k=NEIGHBORS)
+    return key, partial(neighbors.neighbors, explorer, run, ref, space=space, k=NEIGHBORS)
 
 
 def _map(explorer: Explorer, run: OpenedRun) -> Iterator[tuple[str, Callable[[], Any]]]:
-    described = _finished(_bind(map.describe, explorer, run))
+    described = _finished(partial(map.describe, explorer, run))
     yield _key("map", run=run.name), lambda: described
     if "error" in described:
         return
-    yield _key("map/ids", run=run.name), _bind(map.ids, explorer, run)
+    yield _key("map/ids", run=run.name), partial(map.ids, explorer, run)
     for layout in described["layouts"]:
-        yield _key("map/points", layout=layout, run=run.name), _points(explorer, run, layout)
-        yield _key("map/fidelity", layout=layout, run=run.name), _bind(map.fidelity, explorer, run, layout)
+        yield _key("map/points", layout=layout, run=run.name), partial(_points, explorer, run, layout)
+        yield _key("map/fidelity", layout=layout, run=run.name), partial(map.fidelity, explorer, run, layout)
         yield (
             _key("map/values", mode="kept", layout=layout, run=run.name),
-            _bind(map.values, explorer, run, "kept", layout),
+            partial(map.values, explorer, run, "kept", layout),
         )
     for mode in described["modes"]:
         if mode["name"] != "kept":
-            yield _key("map/values", mode=mode["name"], run=run.name), _bind(map.values, explorer, run, mode["name"])
+            yield _key("map/values", mode=mode["name"], run=run.name), partial(map.values, explorer, run, mode["name"])
     for row in range(described["count"]):
-        yield _key("map/neighbors", row=row, run=run.name), _bind(map.true_neighbors, explorer, run, row)
+        yield _key("map/neighbors", row=row, run=run.name), partial(map.true_neighbors, explorer, run, row)
 
 
-def _points(explorer: Explorer, run: OpenedRun, layout: Any) -> Callable[[], Any]:
-    return lambda: map.layout(explorer, run, layout).points
+def _points(explorer: Explorer, run: OpenedRun, layout: Any) -> Any:
+    return map.layout(explorer, run, layout).points
 
 
 def _compare(explorer: Explorer) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -221,9 +220,12 @@ def _compare(explorer: Explorer) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield _key("compare/encoders"), lambda: shown
     for other in [each["name"] for each in shown[1:]]:
         key = _key("compare", one="a", other=other, limit=60, offset=0)
-        yield key, _bind(compare.compare, explorer, "a", other)
+        yield key, partial(compare.compare, explorer, "a", other)
         for index in range(len(explorer.images.dataset)):
-            yield _key("compare/pair", one="a", other=other, id=index), _bind(compare.pair, explorer, "a", other, index)
+            yield (
+                _key("compare/pair", one="a", other=other, id=index),
+                partial(compare.pair, explorer, "a", other, index),
+            )
 
 
 def _write_images(explorer: Explorer, set_name: str, written: _Folder) -> None:

@@ -22,7 +22,7 @@ _SETS = re.compile(
     r"(?: \((?P<data>.*)\))?(?:; [\d,]+ (?:test )?images? [^;]*)?$"
 )
 # The number of neighbors in the protocol of kNN, with the reason if it is not the requested one.
-_NEIGHBORS = re.compile(r"\bk = (?P<used>\d+(?: \([^()]*\))?)")
+_USED_K = re.compile(r"\bk = (?P<used>\d+(?: \([^()]*\))?)")
 _LONG_CLAUSE = 160  # characters
 
 
@@ -45,14 +45,14 @@ class Accuracy:
     chance: float | None
     baselines: dict[str, float]
     """Top-1 of other features on the same test set, by name."""
-    neighbors: str | None = None
-    """For kNN: k that was used, and why if another k was requested."""
+    k: str | None = None
+    """For kNN: the number of neighbors that voted, and why if another one was requested."""
     warnings: tuple[str, ...] = ()
-    """What to know before trusting the number."""
+    """Why the number may be misleading, such as test images that were trained on."""
 
     @property
     def title(self) -> str:
-        """The kind of evaluation in words."""
+        """The kind of evaluation, as shown."""
         return KINDS.get(self.kind, self.kind)
 
     @property
@@ -89,23 +89,23 @@ def accuracy_of(record: Mapping[str, Any]) -> Accuracy | None:
     return Accuracy(
         str(record["kind"]), top1, n, error, chance if is_finite_number(chance) else None,
         {name: value for name, value in values.items() if is_finite_number(value) and 0 <= value <= 1},
-        neighbors_of(record), tuple(map(str, warnings)) if isinstance(warnings, list) else (),
+        used_k(record), tuple(map(str, warnings)) if isinstance(warnings, list) else (),
     )  # fmt: skip
 
 
-def neighbors_of(record: Mapping[str, Any]) -> str | None:
+def used_k(record: Mapping[str, Any]) -> str | None:
     """Return the k of a kNN result as text, with the reason if it was changed; None for other results.
 
-    >>> neighbors_of({"kind": "knn", "protocol": "kNN: cosine, k = 80 (200 requested, lowered), temperature 0.07"})
+    >>> used_k({"kind": "knn", "protocol": "kNN: cosine, k = 80 (200 requested, lowered), temperature 0.07"})
     '80 (200 requested, lowered)'
     """
     if record["kind"] != "knn":
         return None
-    found = _NEIGHBORS.search(str(record.get("protocol", "")))
+    found = _USED_K.search(str(record.get("protocol", "")))
     return found["used"] if found else str(record["k"]) if is_finite_number(record.get("k")) else None
 
 
-def warnings_of(cards: Sequence[Accuracy]) -> list[tuple[str, str]]:
+def warnings_of(accuracies: Sequence[Accuracy]) -> list[tuple[str, str]]:
     """Return every warning of some accuracies once, with the titles of those it belongs to.
 
     >>> one = Accuracy("knn", 0.5, 10, None, None, {}, warnings=("w",))
@@ -113,7 +113,7 @@ def warnings_of(cards: Sequence[Accuracy]) -> list[tuple[str, str]]:
     [('kNN, kNN', 'w')]
     """
     titles: dict[str, list[str]] = {}
-    for accuracy in cards:
+    for accuracy in accuracies:
         for warning in accuracy.warnings:
             titles.setdefault(warning, []).append(accuracy.title)
     return [(", ".join(of), warning) for warning, of in titles.items()]

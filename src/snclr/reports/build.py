@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from snclr import __version__
@@ -23,6 +22,7 @@ from snclr.data.decode import BadImage, RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.data.splits import Subset
 from snclr.errors import UserError, snclr_command
+from snclr.evaluation.analysis.layout import pca
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
@@ -32,11 +32,12 @@ from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import ClassTable, classify_again, rename_classes
-from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map, project
+from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map
 from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_within
-from snclr.reports.run_state import read_state
+from snclr.reports.run_state import read_alerts, read_state
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
+from snclr.runtime.results import Result
 from snclr.train.config import read_config
 from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import with_current_names
@@ -66,7 +67,7 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
-class ReportResult:
+class ReportResult(Result):
     """A written report: its path and size, which sections it has, and why others are missing."""
 
     report: str
@@ -77,10 +78,6 @@ class ReportResult:
     """Images on the map."""
     evaluations: int
     bad_images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def write_report(
@@ -141,13 +138,14 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
     if options.embeddings:
         classes = _or_missing(lambda: classify_again(session, results, options.class_names))
+    logged = () if isinstance(records, Missing) else records
     return Page(
         run.path.resolve().name or str(run.path), __version__,
-        state=read_state(run, sessions, () if isinstance(records, Missing) else records),
+        state=read_state(run, sessions, logged),
         settings=settings, records=records, invalid_lines=invalid_lines,
         results=results, classes=classes, skipped=read_jsonl(run.skipped),
         gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
-        alerts=_alerts(run, records), explore_command=snclr_command("explore", run.path), sessions=sessions,
+        alerts=read_alerts(run, logged), explore_command=snclr_command("explore", run.path), sessions=sessions,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
 
@@ -241,19 +239,20 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
     ids = features.ids.tolist()
     if len(ids) < 3:
         raise UserError(f"a map needs at least three readable images; {dataset.name} has {len(ids)}")
-    points, explained = project(F.normalize(features.features, dim=1).double().numpy())
+    layout = pca(features.features.double())
+    first, second = layout.explained or (0.0, 0.0)
     classes = retrieval.class_names(dataset, features.ids)
     blank = np.full((TILE, TILE, 3), 128, np.uint8)
     tiles = [_read(dataset, index, lambda image: square_tile(image, TILE)) for index in ids]
     protocol = (
         f"L2-normalized encoder features of {len(ids):,} images of {dataset.name}, projected onto the first two "
-        f"principal components. They explain {explained[0]:.1%} and {explained[1]:.1%} of the variance, so images that "
-        "are close on the map may be far apart in feature space."
+        f"principal components. They explain {first:.1%} and {second:.1%} of the variance, so images that are close on "
+        "the map may be far apart in feature space."
     )
     labeled = classes is not None and any(label is not None for label in classes)
     protocol += " Labels are used for the colors only." if labeled else ""
     return build_map(
-        points, [dataset.key(index) for index in ids], classes if labeled else None,
+        layout.points.astype(np.float64), [dataset.key(index) for index in ids], classes if labeled else None,
         np.stack([blank if tile is None else tile for tile in tiles]), protocol,
     )  # fmt: skip
 
@@ -287,21 +286,3 @@ def _explore_link(run: RunDir, report: Path) -> str | None:
     """Return the address of the page that `snclr explore --static RUN/explore` wrote, relative to the report."""
     page = run.explore / "index.html"
     return Path(os.path.relpath(page, report.parent)).as_posix() if page.is_file() else None
-
-
-def _alerts(run: RunDir, records: Any) -> list[str]:
-    """Describe collapsed features and non-finite steps."""
-    alerts = []
-    collapsed = [r["step"] for r in records if r.get("collapsed") is True] if isinstance(records, list) else []
-    if collapsed:
-        alerts.append(
-            f"The features collapsed (spread below 0.1 or effective rank below 2). Logged steps: {len(collapsed):,}, "
-            f"first at step {collapsed[0]:,}, last at step {collapsed[-1]:,}."
-        )
-    if run.nonfinite.is_file():
-        stop = next(iter(read_jsonl(run.nonfinite)), {})
-        alerts.append(
-            f"Training stopped at step {stop.get('step', '?')}: loss {stop.get('loss', '?')}, gradient norm "
-            f"{stop.get('gradient_norm', '?')}. {run.nonfinite.name} lists the images of that step."
-        )
-    return alerts

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
 from snclr.evaluation.knn import knn
-from snclr.evaluation.session import Session, open_target
+from snclr.evaluation.session import Session, open_inputs
 from snclr.io.jsonl import is_finite_number
 from snclr.reports.accuracies import eval_set_of, wilson_interval
 
@@ -120,8 +120,8 @@ def classify_again(
     if settings is None or split is None:
         raise UserError("the newest kNN result does not record its settings and images")
     given: dict[str, Any] = {"test": None, "seed": 0, **split.groupdict()}
-    target = open_target(session, given["data"], given["test"], seed=int(given["seed"]))
-    train, test = target.features(session)
+    inputs = open_inputs(session, given["data"], given["test"], seed=int(given["seed"]))
+    train, test = inputs.features(session)
     k, temperature = int(settings["k"]), float(settings["temperature"])
     score = knn(
         train.features, train.labels, test.features, test.labels, k=k, temperature=temperature, device=session.device,
@@ -132,11 +132,11 @@ def classify_again(
             f"kNN now gives {score.top1:.2%} instead of the recorded {top1:.2%}: images or weights have changed. "
             "Run snclr knn again"
         )
-    rename_classes(target.train, names)
+    rename_classes(inputs.train, names)
     assert test.labels is not None
     truth, predictions = test.labels[test.labels >= 0].numpy(), score.predictions.numpy()
     count = int(max(truth.max(), predictions.max())) + 1
-    classes = target.train.classes or [str(number) for number in range(count)]
+    classes = inputs.train.classes or [str(number) for number in range(count)]
     matrix = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(matrix, (truth, predictions), 1)
     return ClassTable(list(classes), matrix, f"kNN with k = {k} on {len(truth):,} test images ({description})")

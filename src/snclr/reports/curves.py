@@ -122,7 +122,7 @@ def last_values(records: Sequence[dict[str, Any]]) -> dict[str, tuple[Metric, st
 
 
 def read_series(records: Sequence[dict[str, Any]], metric: Metric) -> Series | None:
-    """Return steps, epochs and values of a metric, NaN where a value is not finite; None if no value is finite."""
+    """Return steps, epochs and values of a metric, NaN for a value that is not finite; None if no value is finite."""
     steps, epochs, values = [], [], []
     for record in records:
         timing = record.get("timing")

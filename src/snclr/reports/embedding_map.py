@@ -1,4 +1,4 @@
-"""A 2-D map of image features: their projection onto the first two principal components."""
+"""A map of images: dots at given points, with a color per class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[np.float64]
 
 WIDTH, HEIGHT, MARGIN = 1000, 620, 16
 COLORS = 12
-"""Classes with a color of their own, the most frequent ones; more cannot be told apart."""
+"""Classes with a color of their own, the most frequent ones; more are hard to distinguish."""
 TILE = 32
 """Pixels of the thumbnail shown next to the pointer."""
 _MAX_NAME = 120
@@ -35,28 +35,10 @@ class EmbeddingMap:
     protocol: str
 
 
-def project(features: npt.ArrayLike) -> tuple[Array, tuple[float, float]]:
-    """Project (N, D) onto the first two principal components: (N, 2), and each component's share of the variance.
-
-    Deterministic: an eigendecomposition in float64, with signs that make each component's largest weight positive.
-
-    >>> points, shares = project([[0.0, 3.0], [0.0, -3.0], [1.0, 0.0], [-1.0, 0.0]])
-    >>> points.tolist(), [round(share, 3) for share in shares]
-    ([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]], [0.9, 0.1])
-    """
-    centered = np.asarray(features, np.float64)
-    centered = np.pad(centered - centered.mean(axis=0), ((0, 0), (0, max(0, 2 - centered.shape[1]))))
-    values, vectors = np.linalg.eigh(centered.T @ centered)
-    components = vectors[:, [-1, -2]]
-    components *= np.where(components[np.abs(components).argmax(axis=0), [0, 1]] < 0, -1.0, 1.0)
-    shares = np.maximum(values[[-1, -2]], 0.0) / max(float(values.sum()), 1e-20)
-    return centered @ components + 0.0, (float(shares[0]), float(shares[1]))
-
-
 def build_map(
     points: Array, keys: Sequence[str], classes: Sequence[str | None] | None, tiles: RGBImage | None, protocol: str
 ) -> EmbeddingMap:
-    """Lay out projected features (N, 2) as dots with a color per class.
+    """Draw points (N, 2) as dots with a color per class.
 
     `classes` is None for an unlabeled dataset, `tiles` are thumbnails (N, TILE, TILE, 3).
     """

@@ -57,7 +57,7 @@ def write_overlay(runs: Sequence[RunDir], path: Path) -> ReportResult:
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("a run was given twice. Give each run once")
     if len(runs) > COLORS:
-        raise UserError(f"{len(runs)} runs were given; at most {COLORS} can be told apart in a chart")
+        raise UserError(f"{len(runs)} runs were given; a chart has colors for {COLORS}")
     names = [run.path.resolve().name for run in runs]
     shown = [
         OverlaidRun.read(run, name if names.count(name) == 1 else str(run.path))

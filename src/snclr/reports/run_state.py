@@ -1,4 +1,4 @@
-"""Whether a run is complete, in progress or stopped, and how to continue it."""
+"""Whether a run is complete, in progress or stopped, how to continue it, and what went wrong in it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import snclr_command
-from snclr.io.jsonl import is_finite_number
+from snclr.io.jsonl import is_finite_number, read_jsonl
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run in one or two words, a note, and the command that continues a stopped run."""
+    """The state of a run (complete, in progress or stopped), a note, and the command that continues a stopped run."""
 
     title: str
     note: str = ""
@@ -46,3 +46,20 @@ def _last_step(run: RunDir, records: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the step of the newest checkpoint, where a resume continues; without one, the last logged step."""
     saved = [int(path.name[5:15]) for path in run.checkpoints.glob("step-" + "[0-9]" * 10)]
     return max(saved) if saved else int(records[-1]["step"]) if records else None
+
+
+def read_alerts(run: RunDir, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe collapsed features and the step at which a value was not finite, if there are any."""
+    alerts = []
+    if collapsed := [record["step"] for record in records if record.get("collapsed") is True]:
+        alerts.append(
+            f"The features collapsed (spread below 0.1 or effective rank below 2). Logged steps: {len(collapsed):,}, "
+            f"first at step {collapsed[0]:,}, last at step {collapsed[-1]:,}."
+        )
+    if run.nonfinite.is_file():
+        stop = next(iter(read_jsonl(run.nonfinite)), {})
+        alerts.append(
+            f"Training stopped at step {stop.get('step', '?')}: loss {stop.get('loss', '?')}, gradient norm "
+            f"{stop.get('gradient_norm', '?')}. {run.nonfinite.name} lists the images of that step."
+        )
+    return alerts

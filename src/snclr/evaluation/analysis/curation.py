@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,27 +67,20 @@ def similar_pairs(features: Tensor, threshold: float, report: Report = lambda do
     return Pairs(one[order], other[order], value[order])
 
 
-def duplicate_groups(pairs: Pairs, n: int, threshold: float = -1.0) -> list[list[int]]:
-    """Join pairs with a cosine of at least `threshold` to groups of rows, the largest group first; rows ascend.
+def duplicate_groups(pairs: Pairs, n: int) -> list[list[int]]:
+    """Join pairs of n rows to groups (connected components), the largest group first; rows ascend.
 
     >>> duplicate_groups(Pairs(torch.tensor([0, 1]), torch.tensor([1, 4]), torch.tensor([0.99, 0.98])), 5)
     [[0, 1, 4]]
     """
-    parent = list(range(n))
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def root(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = parent[parent[row]]
-            row = parent[row]
-        return row
-
-    kept = pairs.cosine >= threshold
-    for one, other in zip(pairs.one[kept].tolist(), pairs.other[kept].tolist(), strict=True):
-        a, b = root(one), root(other)
-        parent[max(a, b)] = min(a, b)
+    edges = coo_array((np.ones(len(pairs.one)), (pairs.one.numpy(), pairs.other.numpy())), shape=(n, n))
+    _, component = connected_components(edges, directed=False)
     groups: dict[int, list[int]] = {}
-    for row in torch.unique(torch.cat([pairs.one[kept], pairs.other[kept]])).tolist():
-        groups.setdefault(root(row), []).append(row)
+    for row in torch.unique(torch.cat([pairs.one, pairs.other])).tolist():
+        groups.setdefault(int(component[row]), []).append(row)
     return sorted(groups.values(), key=lambda group: (-len(group), group[0]))
 
 

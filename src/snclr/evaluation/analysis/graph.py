@@ -1,6 +1,6 @@
-"""The exact neighbor graph of a set of features, and what it says about each image.
+"""The exact neighbor graph of a set of features, and what follows from it for each image.
 
-Shapes: n images, D features (L2-normalized rows), k neighbors. An index (n, k) has -1 where a row has fewer neighbors.
+Shapes: n images, D features (L2-normalized rows), k neighbors. An index (n, k) has -1 if a row has fewer neighbors.
 """
 
 from __future__ import annotations
@@ -67,6 +67,16 @@ def purity(index: Tensor, labels: Tensor) -> Tensor:
     return same.sum(dim=1).float() / known.sum(dim=1).float()
 
 
+def mutual(index: Tensor) -> Tensor:
+    """Return whether each neighbor of an image has that image among its own neighbors (n, k); False for -1."""
+    result = torch.zeros_like(index, dtype=torch.bool)
+    for start in range(0, len(index), _ROWS):
+        rows = index[start : start + _ROWS]
+        own = torch.arange(start, start + len(rows))
+        result[start : start + len(rows)] = (index[rows.clamp(min=0)] == own[:, None, None]).any(dim=2) & (rows >= 0)
+    return result
+
+
 def reciprocity(index: Tensor) -> Tensor:
     """Return the share of each image's neighbors that have it among their own neighbors (n,).
 
@@ -75,13 +85,7 @@ def reciprocity(index: Tensor) -> Tensor:
     >>> reciprocity(torch.tensor([[1], [0], [1]])).tolist()
     [1.0, 1.0, 0.0]
     """
-    mutual = torch.zeros(len(index))
-    for start in range(0, len(index), _ROWS):
-        rows = index[start : start + _ROWS]
-        own = torch.arange(start, start + len(rows))
-        back = (index[rows.clamp(min=0)] == own[:, None, None]).any(dim=2) & (rows >= 0)
-        mutual[start : start + len(rows)] = back.float().sum(dim=1) / (rows >= 0).sum(dim=1).clamp(min=1)
-    return mutual
+    return mutual(index).sum(dim=1).float() / (index >= 0).sum(dim=1).clamp(min=1)
 
 
 def overlap(one: Tensor, other: Tensor) -> Tensor:

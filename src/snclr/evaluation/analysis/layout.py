@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.errors import UserError
-from snclr.evaluation.analysis.graph import Graph
+from snclr.evaluation.analysis.graph import Graph, overlap
 
 Points = npt.NDArray[np.float32]
 
@@ -27,26 +27,28 @@ class Layout(NamedTuple):
 
     points: Points
     description: str
+    explained: tuple[float, float] | None = None
+    """PCA: share of the variance of each component."""
 
 
 def pca(features: Tensor) -> Layout:
     """Project L2-normalized features (n, D) on their first two principal components.
 
-    Deterministic: the largest weight of each component is positive.
+    Deterministic: the largest weight of each component is positive. Sums are in the precision of the features.
 
     >>> pca(torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]])).points.shape
     (3, 2)
     """
-    unit = F.normalize(features.float(), dim=1)
-    if unit.shape[1] < 2:
-        unit = F.pad(unit, (0, 2 - unit.shape[1]))
-    centered = unit - unit.mean(dim=0)
+    unit = F.normalize(features, dim=1)
+    centered = F.pad(unit - unit.mean(dim=0), (0, max(0, 2 - unit.shape[1])))
     values, vectors = torch.linalg.eigh((centered.T @ centered).double())
     components = vectors[:, [-1, -2]]
-    components = components * components.gather(0, components.abs().argmax(dim=0, keepdim=True)).sign()
-    shares = (values[[-1, -2]].clamp(min=0) / values.sum().clamp(min=1e-20)).tolist()
-    points = (centered @ components.float()).numpy()
-    return Layout(points, f"PCA: the two components explain {shares[0]:.1%} and {shares[1]:.1%} of the variance")
+    largest = components.gather(0, components.abs().argmax(dim=0, keepdim=True))
+    components = torch.where(largest < 0, -components, components)
+    first, second = (values[[-1, -2]].clamp(min=0) / values.sum().clamp(min=1e-20)).tolist()
+    points = (centered @ components.to(centered)).float().numpy()
+    description = f"PCA: the two components explain {first:.1%} and {second:.1%} of the variance"
+    return Layout(points, description, (first, second))
 
 
 def umap_installed() -> bool:
@@ -117,32 +119,24 @@ def align(points: Points, reference: Points) -> Points:
     >>> bool(np.allclose(align(turned, square), square, atol=1e-5))
     True
     """
+    from scipy.linalg import orthogonal_procrustes
+
     center, target = points.mean(axis=0), reference.mean(axis=0)
     moved, goal = (points - center).astype(np.float64), (reference - target).astype(np.float64)
-    u, values, vt = np.linalg.svd(moved.T @ goal)
-    scale = values.sum() / max(float((moved**2).sum()), 1e-20)
-    return np.asarray(scale * moved @ (u @ vt) + target, np.float32)
+    rotation, scale = orthogonal_procrustes(moved, goal)
+    return np.asarray(scale / max(float((moved**2).sum()), 1e-20) * moved @ rotation + target, np.float32)
 
 
 def kept_neighbors(index: Tensor, points: Points) -> Tensor:
     """Return the share of each image's true neighbors (n, k) that are among its k nearest points on the map (n,).
 
-    A low share marks a place where the map is wrong: the image's real neighbors are elsewhere.
+    With a low share, the map is wrong at this image: its true neighbors are elsewhere.
 
     >>> line = np.array([[0, 0], [1, 0], [2.5, 0]], np.float32)
     >>> kept_neighbors(torch.tensor([[1], [2], [0]]), line).tolist()
     [1.0, 0.0, 0.0]
     """
-    from scipy.spatial import cKDTree
-
-    from snclr.evaluation.analysis.graph import overlap
-
-    k = index.shape[1]
-    _, near = cKDTree(points).query(points, k=k + 1)
-    near = torch.from_numpy(np.atleast_2d(near))
-    own = near == torch.arange(len(near))[:, None]
-    own[~own.any(dim=1), -1] = True  # of more than k equal points, the point itself may be missing
-    return overlap(index, near[~own].view(len(near), k))
+    return overlap(index, _nearest_points(points, torch.arange(len(points)), index.shape[1]))
 
 
 def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | None = None) -> Tensor:
@@ -150,18 +144,12 @@ def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | Non
 
     1 if the k nearest points on the map are true neighbors; each that is not is counted by its true rank.
     """
-    from scipy.spatial import cKDTree
-
     unit = F.normalize(features.float(), dim=1)
     n = len(unit)
     if not 2 * n - 3 * k - 1 > 0:
         raise UserError(f"trustworthiness of {n} images is defined for k below {(2 * n - 1) / 3:.0f}, not {k}")
     rows = torch.arange(n) if rows is None else rows
-    _, near = cKDTree(points).query(points[rows.numpy()], k=k + 1)
-    near = torch.from_numpy(np.atleast_2d(near))
-    own = near == rows[:, None]
-    own[~own.any(dim=1), -1] = True
-    near = near[~own].view(len(rows), k)
+    near = _nearest_points(points, rows, k)
     result = torch.empty(len(rows))
     for start in range(0, len(rows), _ROWS):
         part = slice(start, start + _ROWS)
@@ -171,6 +159,17 @@ def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | Non
         rank = torch.stack([(cosine > column[:, None]).sum(dim=1) for column in of_near.unbind(dim=1)], dim=1)
         result[part] = 1 - _penalty(rank, k, n)
     return result
+
+
+def _nearest_points(points: Points, rows: Tensor, k: int) -> Tensor:
+    """Return the k points (rows, k) that are nearest to each of some points on the map, without the point itself."""
+    from scipy.spatial import cKDTree
+
+    _, near = cKDTree(points).query(points[rows.numpy()], k=k + 1)
+    near = torch.from_numpy(np.atleast_2d(near))
+    own = near == rows[:, None]
+    own[~own.any(dim=1), -1] = True  # of more than k equal points, the point itself may be missing
+    return near[~own].view(len(rows), k)
 
 
 def _penalty(rank: Tensor, k: int, n: int) -> Tensor:

@@ -67,7 +67,7 @@ def load_image(coco: CocoSet, number: int) -> RGBImage:
     pixels, image = decode(coco.path(number)), coco.images[number]
     height, width = pixels.shape[:2]
     if (height, width) != (image.height, image.width):
-        raise BadImage(f"the file is {width}×{height}; the annotations say {image.width}×{image.height}")
+        raise BadImage(f"the file has {width}×{height} pixels, its annotation {image.width}×{image.height}")
     return pixels
 
 

@@ -76,7 +76,7 @@ def save_detector(task: DetectionTask, folder: Path, identity: dict[str, Any], *
     tensors = {f"method/{name}": value for name, value in task.model.state_dict().items()}
     # With file names, because the detector may be evaluated on another dataset.
     unreadable = [asdict(fault) for fault in task.coco.unreadable(task.bad, "replaced")]
-    info = {"identity": identity, "unreadable": unreadable, "start": start, "words": protocol}
+    info = {"identity": identity, "unreadable": unreadable, "start": start, "protocol": protocol}
     save_checkpoint(folder / _FINISHED, tensors, info, step=task.total_steps, keep=1)
 
 
@@ -94,4 +94,5 @@ def open_detector(folder: Path, device: torch.device) -> Detector | None:
     state.load_method_state(checkpoint.tensors, model)
     unreadable = [Fault(**entry) for entry in info.get("unreadable", ())]
     model.to(device).eval()
-    return Detector(model, settings, folder, info["start"], info["words"], categories, unreadable)
+    protocol = info["protocol"] if "protocol" in info else info["words"]  # its name in earlier versions
+    return Detector(model, settings, folder, info["start"], protocol, categories, unreadable)

@@ -24,7 +24,7 @@ from snclr.evaluation.knn import knn
 from snclr.evaluation.results import FewShotResult
 from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import Score, check_widths, describe_sets, labeled
-from snclr.evaluation.session import Session, open_target
+from snclr.evaluation.session import Session, open_inputs
 from snclr.evaluation.state import EvalState
 from snclr.runtime.stop import StopFlag
 
@@ -52,23 +52,23 @@ def evaluate_few_shot(
 ) -> FewShotResult:  # fmt: skip
     """Evaluate a run with a few labels per class, compare it with baselines and record the result."""
     _check_settings(labels_per_class, draws)
-    target = open_target(session, data, test, seed=seed)
-    train, queries = target.features(session)
+    inputs = open_inputs(session, data, test, seed=seed)
+    train, queries = inputs.features(session)
     settings = {"labels_per_class": labels_per_class, "draws": draws, "seed": seed}
 
     def classify(train: Features, queries: Features, _: EvalState | None = None) -> FewShotScore:
         return few_shot(
             train.features, train.labels, queries.features, queries.labels, **settings, device=session.device,
-            data=target.description, stop=session.stop,
+            data=inputs.description, stop=session.stop,
         )  # fmt: skip
 
     score, kind = classify(train, queries), f"{labels_per_class}-shot"
-    wanted, warnings = wants_baselines(target, baselines)
+    wanted, warnings = wants_baselines(inputs, baselines)
     record = session.record(
         kind, score.numbers, score.protocol, **score.context, labels_per_class=labels_per_class, draws=draws,
         by_draw=list(score.by_draw),
-        baselines=measure_baselines(session, target, kind, settings, classify) if wanted else {},
-        warnings=[*split_warnings(session, target, data, test, queries.skipped), *warnings],
+        baselines=measure_baselines(session, inputs, kind, settings, classify) if wanted else {},
+        warnings=[*split_warnings(session, inputs, data, test, queries.skipped), *warnings],
         skipped=len(train.skipped) + len(queries.skipped),
     )  # fmt: skip
     return FewShotResult.from_record(record)

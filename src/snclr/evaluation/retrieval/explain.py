@@ -138,10 +138,10 @@ def explain_loss(
     nn_i = torch.cat([y2, candidates[positions]]).cpu().double()  # (K+1, D), on the CPU: MPS has no float64
     prediction = nn_i @ z1[0].cpu().double()
     weights = torch.cat([w.new_ones(1), w[0][mask]]).cpu().double()
-    terms_of_p = prediction / s.temperature
+    own_logits = prediction / s.temperature
     if s.sides in ("neither", "other-negatives"):  # no neighbor of this image in the denominator
-        terms_of_p[1:] = -torch.inf
-    log_p = terms_of_p - terms_of_p.logsumexp(dim=0)
+        own_logits[1:] = -torch.inf
+    log_p = own_logits - own_logits.logsumexp(dim=0)
     neighbors_are_positive = s.sides in ("both", "positives")
     term = weights * (-log_p if s.loss_form == "outside" and neighbors_are_positive else log_p.exp())
     if not neighbors_are_positive:

@@ -118,10 +118,10 @@ class Queries:
     def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Queries:
         """Compute y2 and y1 of every image's center crop."""
         y2 = space.features(session, dataset, "queries")
-        if space.attend is None:
+        if space.attention_network is None:
             return cls(dataset, y2, y2.features)
         y1 = session.features(
-            space.attend, dataset, image_size=space.image_size, role="y1", description="queries (attention)"
+            space.attention_network, dataset, image_size=space.image_size, role="y1", description="queries (attention)"
         )
         return cls(dataset, y2, y1.features)
 

@@ -17,7 +17,7 @@ from snclr.data.sampler import Ids
 from snclr.data.splits import holds_out_test, take
 from snclr.errors import UserError, count
 from snclr.evaluation.retrieval.gallery import is_same_dataset, source_of
-from snclr.evaluation.session import EvalTarget, Session, data_of
+from snclr.evaluation.session import EvalInputs, Session, data_of
 from snclr.io.hashing import sha256_file
 
 _MAX_FILES = 200_000  # each costs a stat; on a network disk, more would take minutes
@@ -25,7 +25,7 @@ _MAX_DECODED = 2_000
 
 
 def split_warnings(
-    session: Session, target: EvalTarget, data: str | None, test: str | None, skipped: Sequence[Skip]
+    session: Session, inputs: EvalInputs, data: str | None, test: str | None, skipped: Sequence[Skip]
 ) -> list[str]:
     """Return a warning if the test images are a held-out fifth, or if the run was trained on some of them.
 
@@ -34,8 +34,8 @@ def split_warnings(
 
     def find() -> list[str]:
         bad = {skip.key for skip in skipped}
-        labeled = np.flatnonzero(target.test_labels >= 0)
-        images = take(target.test, labeled[[target.test.key(int(index)) not in bad for index in labeled]])
+        labeled = np.flatnonzero(inputs.test_labels >= 0)
+        images = take(inputs.test, labeled[[inputs.test.key(int(index)) not in bad for index in labeled]])
         seen = _count_of_run(session.run, images)
         held_out = holds_out_test(data or data_of(session.run), test)
         if held_out:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from snclr.runtime.results import Result
+
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from snclr.data.loader import Skip
-
-
-class _Result:
-    """Base of the results of commands."""
-
-    def to_dict(self: DataclassInstance) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class EmbedResult:
 
 
 @dataclass(frozen=True)
-class SearchResult(_Result):
+class SearchResult(Result):
     """The most similar images of a collection to each query image."""
 
     queries: list[NeighborRow]
@@ -79,7 +71,7 @@ class SearchResult(_Result):
 
 
 @dataclass(frozen=True)
-class NeighborsResult(_Result):
+class NeighborsResult(Result):
     """Images with their neighbors, and how often neighbors share the image's class."""
 
     rows: list[NeighborRow]
@@ -123,7 +115,7 @@ class ExplainedTerm:
 
 
 @dataclass(frozen=True)
-class Explanation(_Result):
+class Explanation(Result):
     """The loss of one image in one direction, term by term: y2 first, then the neighbors by cosine."""
 
     image: str

@@ -26,12 +26,13 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class EmbeddingSpace:
-    """The network `search` maps images to the features of Eq. 3, `attend` to those of Eq. 4 (None: the same)."""
+    """The networks whose features the search (Eq. 3) and the attention (Eq. 4) compare, and how w is computed."""
 
-    search: nn.Module
-    attend: nn.Module | None
+    search_network: nn.Module
+    attention_network: nn.Module | None
+    """None: that of the search."""
     role: str
-    """Name of `search` in the feature cache: y2, key, checkpoint (encoder of the last checkpoint) or encoder."""
+    """Name of `search_network` in the feature cache: y2, key, encoder or checkpoint (the last one's encoder)."""
     weigh: Weigh
     queue: NeighborQueue | None
     image_size: int
@@ -42,7 +43,7 @@ class EmbeddingSpace:
     def features(self, session: Session, dataset: ImageDataset, description: str) -> Features:
         """Extract the features of Eq. 3 of a dataset, or read them from the run's cache."""
         return session.features(
-            self.search, dataset, image_size=self.image_size, role=self.role, description=description
+            self.search_network, dataset, image_size=self.image_size, role=self.role, description=description
         )
 
 

@@ -68,7 +68,7 @@ def _job(explorer: Explorer, name: str, count: int) -> tuple[str, str, Callable[
 
 
 def _pixels(explorer: Explorer, sample: Tensor, job: Job) -> tuple[Tensor, Tensor]:
-    """Return ids and normalized gray-free pixel features (m, 3·16·16) of the readable sampled images."""
+    """Return ids and normalized pixels (m, 3·16·16) of the readable sampled images."""
     run, ids, rows = explorer.run, [], []
     for number, index in enumerate(sample.tolist()):
         try:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from snclr.errors import UserError
 from snclr.evaluation.analysis.curation import diverse_subset, leaks, outlier_scores, suspect_labels
+from snclr.evaluation.analysis.graph import mutual
 from snclr.evaluation.analysis.lists import Entry, format_list
 from snclr.explorer.jobs import Job
 from snclr.explorer.opened import GRAPH_K, Explorer, ImageRef
@@ -23,7 +24,7 @@ def duplicates(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return the most similar pairs of the neighbor graph; the page joins those above its threshold to groups."""
     features, graph = explorer.features(run, "encoder"), explorer.graph(run)
     rows = torch.arange(len(graph.index))[:, None].expand_as(graph.index)
-    once = (graph.index >= 0) & ((rows < graph.index) | ~_mutual(graph.index))
+    once = (graph.index >= 0) & ((rows < graph.index) | ~mutual(graph.index))
     one, other, cosine = rows[once], graph.index[once], graph.cosine[once]
     best = cosine.argsort(descending=True)[:MAX_PAIRS]
     shown = sorted({*one[best].tolist(), *other[best].tolist()})
@@ -36,16 +37,6 @@ def duplicates(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
         "floor": round(float(cosine[best].min()), 4) if len(best) else 1.0,
         "note": f"the {len(best):,} most similar pairs among the {GRAPH_K} nearest neighbors of each image",
     }
-
-
-def _mutual(index: Tensor) -> Tensor:
-    """Return whether each neighbor has the row among its own neighbors (n, k)."""
-    result = torch.zeros_like(index, dtype=torch.bool)
-    for start in range(0, len(index), 1024):
-        rows = index[start : start + 1024]
-        own = torch.arange(start, start + len(rows))
-        result[start : start + len(rows)] = (index[rows.clamp(min=0)] == own[:, None, None]).any(dim=2)
-    return result
 
 
 def leaking(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.errors import UserError
@@ -35,7 +35,7 @@ _CLUSTER_POINTS = 20_000  # rows that the cluster centers are fitted on
 
 
 def describe(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
-    """Return what can be shown: number of points, layouts and color modes. Raise Pending before features exist."""
+    """Return what the screen offers: number of points, layouts and color modes. Raise Pending before features exist."""
     features = explorer.features(run, "encoder")
     modes = [("cluster", "Cluster"), ("purity", "Neighbor purity"), ("reciprocity", "Mutual neighbors")]
     modes += [("hubness", "Hubness"), ("loss", "Loss"), ("change", "Change since the checkpoint before")]
@@ -196,29 +196,18 @@ def _clusters(features: Tensor, explorer: Explorer) -> Tensor:
     return k_means(features, max(2, min(24, k, len(features) - 1)))
 
 
-def k_means(features: Tensor, k: int, *, rounds: int = 25, seed: int = 0) -> Tensor:
-    """Cluster normalized features (n, D) by cosine (spherical k-means): cluster numbers (n,), 0 is the largest.
+def k_means(features: Tensor, k: int) -> Tensor:
+    """Cluster normalized features (n, D): cluster numbers (n,), 0 is the largest. Centers are fitted on a sample.
 
     >>> k_means(torch.tensor([[1.0, 0.0], [0.99, 0.1], [0.0, 1.0]]), 2).tolist()
     [0, 0, 1]
     """
-    generator = torch.Generator().manual_seed(seed)
-    points = features[torch.randperm(len(features), generator=generator)[:_CLUSTER_POINTS]]
-    centers = points[:1]
-    nearest = points @ centers[0]
-    for _ in range(k - 1):  # farthest-first start
-        chosen = points[int(nearest.argmin())]
-        centers = torch.cat([centers, chosen[None]])
-        nearest = torch.maximum(nearest, points @ chosen)
-    for _ in range(rounds):
-        assigned = (points @ centers.T).argmax(dim=1)
-        sums = torch.zeros_like(centers).index_add_(0, assigned, points)
-        moved = torch.where((torch.bincount(assigned, minlength=k) > 0)[:, None], F.normalize(sums, dim=1), centers)
-        if torch.allclose(moved, centers, atol=1e-6):
-            break
-        centers = moved
-    clusters = (features @ centers.T).argmax(dim=1)
+    from scipy.cluster.vq import kmeans2
+
+    points = features[torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:_CLUSTER_POINTS]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an empty cluster, if there are fewer different images than clusters
+        centers, _ = kmeans2(points.numpy(), k, minit="++", seed=0)
+    clusters = torch.cdist(features, torch.from_numpy(centers).to(features)).argmin(dim=1)
     order = torch.bincount(clusters, minlength=k).argsort(descending=True, stable=True)
-    number = torch.empty_like(order)
-    number[order] = torch.arange(k)
-    return number[clusters]
+    return order.argsort()[clusters]

@@ -11,6 +11,7 @@ from snclr.explorer.jobs import Job
 from snclr.explorer.opened import Explorer
 from snclr.explorer.run_data import METRIC_NAMES, OpenedRun
 from snclr.io.jsonl import is_finite_number
+from snclr.reports.run_state import read_alerts
 
 MAX_POINTS = 600
 MAX_BAD = 500
@@ -54,19 +55,7 @@ def point(record: dict[str, Any]) -> dict[str, Any]:
 
 def alarms(run: OpenedRun, records: list[dict[str, Any]]) -> list[str]:
     """Describe collapse and values that are not finite."""
-    found = []
-    collapsed = [record["step"] for record in records if record.get("collapsed") is True]
-    if collapsed:
-        found.append(
-            f"The features collapsed (spread below 0.1 or effective rank below 2) at {len(collapsed):,} logged steps, "
-            f"first at step {collapsed[0]:,}, last at step {collapsed[-1]:,}."
-        )
-    stop = run.nonfinite()
-    if stop is not None:
-        found.append(
-            f"Training stopped at step {stop.get('step', '?')}: loss {stop.get('loss', '?')}, gradient norm "
-            f"{stop.get('gradient_norm', '?')}. nonfinite.json lists the images of that step."
-        )
+    found = read_alerts(run.dir, records)
     odd = [record["step"] for record in records if record.get("nonfinite")]
     if odd:
         found.append(f"{len(odd):,} logged steps have values that are not finite, first at step {odd[0]:,}.")

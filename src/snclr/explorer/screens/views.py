@@ -1,4 +1,4 @@
-"""The screen Views: the augmented views that training sees of an image, and a preview of other strengths."""
+"""The screen Views: the augmented views of an image in training, and a preview with other strengths."""
 
 from __future__ import annotations
 

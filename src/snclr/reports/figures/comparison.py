@@ -81,7 +81,7 @@ def _best_first(rows: Sequence[Mapping[str, Any]], name: str, *, lowest: bool) -
 
 
 def _heading(table: Mapping[str, Any]) -> str:
-    """Return the title in words: what was measured, on which data, what the rows are, and the number of seeds."""
+    """Return the title: what was measured, on which data, what the rows are, and the number of seeds."""
     data, _, topic = table["title"].partition(": ")
     if not topic or re.fullmatch(r"\d+ rows?, \d+ seeds?", topic):
         topic = "comparison of methods"
