@@ -22,9 +22,9 @@ from snclr.evaluation.detection.model import build_detector
 from snclr.evaluation.detection.scoring import detect_objects
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
-from snclr.evaluation.features import extract_features, frozen
+from snclr.evaluation.features import eval_mode, extract_features
 from snclr.evaluation.finetune import FinetuneSettings, FinetuneTask, build_classifier
-from snclr.evaluation.images import Plan
+from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.knn import knn
 from snclr.evaluation.linear import linear_cached
 from snclr.evaluation.linear_task import AugmentedTask, LinearHeads
@@ -93,13 +93,13 @@ class Evaluations:
     def linear_step(self) -> Any:
         """Train a step of the linear probe on random crops."""
         encoder, spec = run_encoder(self.run)
-        plan = Plan(np.arange(48), batch=16, chunk=16, epochs=1, seed=0, part=(0, self.world_size))
+        plan = BatchPlan(np.arange(48), batch=16, chunk=16, epochs=1, seed=0, rank=0, world_size=self.world_size)
         heads = LinearHeads(spec.num_features, 3, [0.1], device=DEVICE)
         y = torch.arange(len(self.dataset)) % 3
         task = AugmentedTask(
             heads, plan, y, encoder, self.dataset, image_size=spec.image_size, workers=0, device=DEVICE, stop=None
         )
-        with frozen(encoder):
+        with eval_mode(encoder):
             self.last_step(task)
         return heads.weight
 
@@ -141,7 +141,7 @@ class Evaluations:
         queries = Queries.embed(self.session, space, self.dataset)
         rows, _ = neighbor_rows(queries, Gallery.embed(self.session, space, self.dataset), 3)
         assert len(rows) > 0
-        return next(space.search.parameters())
+        return next(space.search_network.parameters())
 
     def neighbors(self) -> Any:
         """Find the neighbors of target projections in the queue, with their weights."""
@@ -150,7 +150,7 @@ class Evaluations:
         gallery = Gallery.from_queue(self.run, space.queue)
         rows, _ = neighbor_rows(queries, gallery, 3, weigh=space.weigh)
         assert len(rows) > 0
-        return next(space.search.parameters())
+        return next(space.search_network.parameters())
 
     def explain(self) -> Any:
         """Compute the loss of one image."""
