@@ -26,6 +26,7 @@ CASES = {
         "method": "snclr", "search_view": "plain", "search_space": "encoder", "unique_neighbors": True,
     },
     "symmetric": {"method": "mocov2", "symmetric": True},
+    "drawn negatives": {"method": "pirl", "bank_negatives": 9},
     "assignment queue": {
         "method": "swav", "batch_size": 8, "assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2,
     },
@@ -42,7 +43,7 @@ CASES = {
 def run_steps(name: str) -> dict:
     """Run three steps of gradient descent in double precision, with the same global batches for any world size."""
     config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
-    method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3).double())
+    method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3, images=17).double())
     rank, size = rank_and_size()
     averager = GradientAverager(method) if is_distributed() else None
     own_rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -358,6 +359,19 @@ def test_compare_sorts_images_by_the_overlap_of_their_neighbors(client):
         assert len(common) / found["k"] == pytest.approx(image["overlap"])
     same = ask(client, "api/compare?one=a&other=a").json()
     assert same["overlap"] == 1.0
+
+
+def test_a_stop_signal_ends_the_writing_of_a_static_folder(trained, tmp_path):
+    from snclr.explorer.static import write_static
+    from snclr.runtime.stop import StopRequested
+
+    with open_session(trained, device="cpu", quiet=True) as session:
+        explorer = Explorer(session)
+        session.stop.request(signal.SIGTERM)
+        with pytest.raises(StopRequested):
+            write_static(explorer, tmp_path / "out", images=10, quiet=True)
+        session.stop.requested = None
+        explorer.close()
 
 
 def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monkeypatch):

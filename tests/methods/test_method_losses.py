@@ -1,5 +1,6 @@
 """The loss of each method against a naive loop of its paper's equation, with features instead of images."""
 
+import copy
 import math
 
 import pytest
@@ -103,6 +104,29 @@ def test_mocov2_negatives_are_the_queue_entries_of_other_images(views):
     assert loss_of(method, views) == pytest.approx(total, rel=1e-12)
     method.after_step(0, 10)
     assert queue.ids.tolist() == [2, 3, 4, 0, 0, 1]  # this batch's keys replaced the oldest
+
+
+@pytest.mark.parametrize("name", ["moco", "mocov2"])
+def test_the_gradient_of_moco_is_that_of_a_naive_loop(name, views):
+    config = METHODS[name](hidden=6, dim=D, queue_length=8)
+    method = MoCoV2(nn.Identity(), D, config).double()
+    assert len([part for part in method.projector if isinstance(part, nn.Linear)]) == (1 if name == "moco" else 2)
+    reference, tau = copy.deepcopy(method), {"moco": 0.07, "mocov2": 0.2}[name]
+    keys = nn.functional.normalize(torch.randn(4, D, generator=torch.Generator().manual_seed(2)).double(), dim=1)
+    method.queue.push(keys, torch.tensor([3, 70, 71, 0]))
+    expected = torch.zeros((), dtype=torch.float64)
+    for i in range(N):
+        q = nn.functional.normalize(reference.projector(views[0][i]), dim=0)
+        k = nn.functional.normalize(reference.projector(views[1][i]), dim=0).detach()
+        others = [key for key, image in zip(keys, (3, 70, 71, 0), strict=True) if image != i]
+        terms = [torch.exp(q @ key / tau) for key in (k, *others)]
+        expected = expected - torch.log(terms[0] / torch.stack(terms).sum()) / N
+    loss = method(views, IDS, epoch=0).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-7, atol=1e-9)
+    loss.backward()
+    expected.backward()
+    for ours, theirs in zip(method.projector.parameters(), reference.projector.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-8)
 
 
 def test_nnclr_positive_is_the_nearest_queue_entry_of_another_image(views):

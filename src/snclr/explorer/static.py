@@ -19,6 +19,7 @@ import numpy as np
 
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
+from snclr.evaluation.state import raise_if_stop_requested
 from snclr.explorer.jobs import Pending
 from snclr.explorer.opened import Explorer, ImageRef, encode_image
 from snclr.explorer.results import ExploreResult
@@ -64,7 +65,7 @@ def write_static(explorer: Explorer, folder: Path, *, images: int = 1_000, quiet
         for name, entries in _values(explorer):
             values = {}
             for key, compute in entries:
-                values[key] = _finished(compute)
+                values[key] = _finished(explorer, compute)
                 progress.update(1)
             written.chunk(name, values)
         for name in explorer.sets:
@@ -105,9 +106,13 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True).replace("<", "\\u003c")
 
 
-def _finished(compute: Callable[[], Any]) -> Any:
-    """Return a value when its background jobs are done; an error is a value too, as the page shows it."""
+def _finished(explorer: Explorer, compute: Callable[[], Any]) -> Any:
+    """Return a value when its background jobs are done; an error is a value too, as the page shows it.
+
+    Raise StopRequested after a stop signal.
+    """
     while True:
+        raise_if_stop_requested(explorer.run.session.stop)
         try:
             value = compute()
         except Pending as pending:
@@ -189,7 +194,7 @@ def _neighbors(explorer: Explorer, run: OpenedRun, space: Any, index: int) -> tu
 
 
 def _map(explorer: Explorer, run: OpenedRun) -> Iterator[tuple[str, Callable[[], Any]]]:
-    described = _finished(partial(map.describe, explorer, run))
+    described = _finished(explorer, partial(map.describe, explorer, run))
     yield _key("map", run=run.name), lambda: described
     if "error" in described:
         return

@@ -16,8 +16,9 @@ from snclr.errors import UserError
 from snclr.runtime.settings import Count, NonNegative, NonNegativeInt, Positive, Range, check_fields
 
 MethodName = Literal[
-    "snclr", "simclr", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "barlowtwins", "dino", "supervised"
-]
+    "snclr", "simclr", "moco", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "barlowtwins", "dino", "pirl",
+    "detco", "supervised",
+]  # fmt: skip
 MomentumSchedule = Literal["constant", "cosine"]
 LossForm = Literal["inside", "outside"]
 AtLeastTwo = Annotated[int, Range(ge=2)]
@@ -32,6 +33,8 @@ class MethodConfig:
     implementation: ClassVar[str]
     """module:class of the method."""
     needs_labels: ClassVar[bool] = False
+    takes: ClassVar[tuple[str, ...]] = ()
+    """What the class takes beside encoder, width and config: classes (their number), images (their number), seed."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -213,17 +216,31 @@ class SimCLRConfig(FinalNormConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoCoV2Config(MomentumConfig, QueueConfig, ProjectorConfig):
-    """Improved Baselines with Momentum Contrastive Learning (2020), Eq. 1."""
+class QueueContrastConfig(MomentumConfig, QueueConfig, ProjectorConfig):
+    """MoCo v2's values of the settings that it shares with DetCo."""
 
-    implementation = "snclr.methods.mocov2:MoCoV2"
     hidden: Count = 2048
     dim: AtLeastTwo = 128
     temperature: Positive = 0.2
     queue_length: Count = 65_536
     momentum: Momentum = 0.999
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoV2Config(QueueContrastConfig):
+    """Improved Baselines with Momentum Contrastive Learning (2020), Eq. 1."""
+
+    implementation = "snclr.methods.mocov2:MoCoV2"
     symmetric: bool = False
     """Add the loss of the other direction, view 2 to view 1, and push the keys of both views."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoConfig(MoCoV2Config):
+    """Momentum Contrast for Unsupervised Visual Representation Learning (CVPR 2020), Eq. 1."""
+
+    projector_layers: Count = 1
+    temperature: Positive = 0.07
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,16 +344,44 @@ class DINOConfig(MomentumConfig, MultiCropConfig, PrototypeConfig, ProjectorConf
 
 
 @dataclass(frozen=True, kw_only=True)
+class PIRLConfig(ProjectorConfig):
+    """Self-Supervised Learning of Pretext-Invariant Representations (CVPR 2020), Eq. 5."""
+
+    implementation = "snclr.methods.jigsaw.pirl:PIRL"
+    takes = ("images", "seed")
+    hidden: Count = 2048
+    dim: AtLeastTwo = 128
+    projector_layers: Count = 1
+    temperature: Positive = 0.07
+    jigsaw_weight: Annotated[float, Range(ge=0, le=1)] = 0.5
+    """Weight λ of the loss of the patches; that of the image has 1 − λ."""
+    bank_negatives: Count = 32_000
+    """Entries of the memory bank that are negatives of a step; all of them if the bank has no more."""
+    bank_momentum: Annotated[float, Range(ge=0, le=1)] = 0.5
+    """Weight of an image's entry in the memory bank when its new feature is averaged into it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetCoConfig(QueueContrastConfig):
+    """DetCo: Unsupervised Contrastive Learning for Object Detection (ICCV 2021), Section 3."""
+
+    implementation = "snclr.methods.jigsaw.detco:DetCo"
+    takes = ("seed",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SupervisedConfig(MethodConfig):
     """Cross-entropy on labels with a linear classifier; a reference for the self-supervised methods."""
 
     implementation = "snclr.methods.supervised:Supervised"
     needs_labels = True
+    takes = ("classes",)
 
 
 METHODS: dict[str, type[MethodConfig]] = {
     "snclr": SNCLRConfig,
     "simclr": SimCLRConfig,
+    "moco": MoCoConfig,
     "mocov2": MoCoV2Config,
     "mocov3": MoCoV3Config,
     "byol": BYOLConfig,
@@ -345,6 +390,8 @@ METHODS: dict[str, type[MethodConfig]] = {
     "swav": SwAVConfig,
     "barlowtwins": BarlowTwinsConfig,
     "dino": DINOConfig,
+    "pirl": PIRLConfig,
+    "detco": DetCoConfig,
     "supervised": SupervisedConfig,
 }
 

@@ -61,8 +61,30 @@ def _simclr(setup: Setup) -> dict[str, Any]:
     return small | ({"views": "simclr"} if setup.paper_scale else {})
 
 
+def _sgd(setup: Setup, views: str) -> dict[str, Any]:
+    """Return views and optimizer of the methods whose authors train ResNets with SGD."""
+    if not setup.paper_scale:
+        return {}
+    optimizer = {} if setup.vit else {"optimizer": "sgd", "lr": 0.03, "weight_decay": 1e-4}
+    return {"views": views, **optimizer}
+
+
+def _moco(setup: Setup) -> dict[str, Any]:
+    return _sgd(setup, "moco")
+
+
 def _mocov2(setup: Setup) -> dict[str, Any]:
-    return {"temperature": 0.15} if setup.views == "infomin" else {}  # InfoMin's code is MoCo v2 with other views
+    if setup.views == "infomin":  # InfoMin's code is MoCo v2 with other views
+        return {"temperature": 0.15, **_sgd(setup, "infomin")}
+    return _sgd(setup, "mocov2")
+
+
+def _pirl(setup: Setup) -> dict[str, Any]:
+    return _sgd(setup, "pirl")
+
+
+def _detco(setup: Setup) -> dict[str, Any]:
+    return _sgd(setup, "mocov2")
 
 
 def _mocov3(setup: Setup) -> dict[str, Any]:
@@ -118,9 +140,12 @@ def _dino(setup: Setup) -> dict[str, Any]:
 
 _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "simclr": _simclr,
+    "moco": _moco,
     "mocov2": _mocov2,
     "mocov3": _mocov3,
     "byol": _byol,
     "swav": _swav,
     "dino": _dino,
+    "pirl": _pirl,
+    "detco": _detco,
 }

@@ -57,7 +57,7 @@ def build_task(
         set_status(f"building {config.encoder}")
         spec = encoder_spec(config)
         classes = None if labels is None or len(labels) == 0 else int(labels.max()) + 1
-        method: Any = build_method(config, spec, classes)
+        method: Any = build_method(config, spec, classes, len(dataset))
         if init_from is not None:
             initialize_encoders(method.encoders, spec, init_from, quiet=quiet)
     method = synchronize_batch_norm(method.to(fabric.device)).train()
@@ -94,10 +94,13 @@ def encoder_spec(config: PretrainConfig) -> EncoderSpec:
     )
 
 
-def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None = None) -> Method:
+def build_method(
+    config: PretrainConfig, spec: EncoderSpec, classes: int | None = None, images: int | None = None
+) -> Method:
     """Return the method with new weights, which depend only on the seed.
 
     `classes` is the number of classes in the data, None without labels; only a method that needs labels uses it.
+    `images` is the number of images, for a method with a memory bank.
     """
     needs_labels = config.method_config.needs_labels
     if needs_labels and classes is None:
@@ -110,7 +113,8 @@ def build_method(config: PretrainConfig, spec: EncoderSpec, classes: int | None 
     encoder = build_encoder(spec)
     if config.zero_init_residual:
         zero_init_residual(encoder)
-    options = {"classes": classes} if needs_labels else {}
+    offered = {"classes": classes, "images": images, "seed": config.seed}
+    options = {name: offered[name] for name in config.method_config.takes}
     method: Method = method_class(encoder, spec.num_features, config.method_config, **options)
     if config.drop_path > 0:  # after the target network was copied, which skips no blocks
         set_drop_path(method.encoder, config.drop_path, config.encoder)

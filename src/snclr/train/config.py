@@ -84,10 +84,13 @@ class EncoderConfig:
 class ViewConfig:
     """Augmentation of the two views."""
 
-    views: Literal["byol", "cifar", "simclr", "simclr-cifar", "infomin", "randaugment", "crops"] = "byol"
+    views: Literal[
+        "byol", "cifar", "simclr", "simclr-cifar", "moco", "mocov2", "pirl", "infomin", "randaugment", "crops"
+    ] = "byol"  # fmt: skip
     """Augmentations of the two views: byol (the paper), cifar (no blur, larger crops), simclr (stronger colors),
-    simclr-cifar (half as strong, no blur), infomin (stronger colors and RandAugment, as in InfoMin's code), randaugment
-    (the same with torchvision's strengths) or crops (random crops and flips only)."""
+    simclr-cifar (half as strong, no blur), moco, mocov2 and pirl (those of these methods), infomin (stronger colors and
+    RandAugment, as in InfoMin's code), randaugment (the same with torchvision's strengths) or crops (random crops and
+    flips only)."""
     crop_min: Fraction | None = None
     """Smallest area of a random crop, as a fraction of the image; overrides that of --views."""
 

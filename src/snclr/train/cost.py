@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from snclr.checkpoint.state import collect
+from snclr.methods.common.queue import NeighborQueue
 from snclr.runtime.device import limit_threads
 from snclr.runtime.progress import Progress
 from snclr.train.build import build_task
@@ -27,12 +28,12 @@ WARMUP_STEPS = 3
 def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True) -> dict[str, Any]:
     """Run `steps` real training steps without a run directory; return seconds per step and memory.
 
-    The queue is filled with random features first, so that every search covers its whole length.
+    Every queue is filled with random features first, so that each search covers its whole length.
     """
     config = resolve({**settings, "out": "unused"})
     task = build_task(config, launch_run(config))
-    queue = task.module.queue
-    if queue is not None:
+    queues = [module for module in task.module.modules() if isinstance(module, NeighborQueue)]
+    for queue in queues:
         generator = torch.Generator().manual_seed(config.seed)
         features = torch.randn(queue.capacity, queue.features.shape[1], generator=generator)
         device, keys = queue.features.device, queue.search_features
@@ -57,7 +58,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
     return {
         "seconds_per_step": statistics.median_high(durations[WARMUP_STEPS:]),
         "seconds": round(sum(durations), 3), "steps": steps,
-        "queue_mb": 0.0 if queue is None else round(queue.features.nbytes / 1e6, 3),
+        "queue_mb": round(sum(queue.features.nbytes for queue in queues) / 1e6, 3),
         "seconds_with_views": (ends[-1] - ends[WARMUP_STEPS - 1]) / steps,
         "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer).values()) / 1e6,
         **peak_memory(),

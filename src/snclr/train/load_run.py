@@ -58,7 +58,11 @@ def load_trained_method(run_path: str | Path, device: torch.device | None = None
     if checkpoint is None:
         command = snclr_command("pretrain", "--resume", "--out", run.path)
         raise UserError(f"{run.path} has no checkpoint yet. Continue it with {command}")
-    classifier = checkpoint.tensors.get("method/classifier.weight")  # of a supervised method
-    method: Any = build_method(config, encoder_spec(config), classes=None if classifier is None else len(classifier))
+    # The classifier of a supervised method and a memory bank have the size of the data.
+    classes, images = (
+        len(checkpoint.tensors[name]) if name in checkpoint.tensors else None
+        for name in ("method/classifier.weight", "method/bank.features")
+    )
+    method: Any = build_method(config, encoder_spec(config), classes, images)
     state.load_method_state(checkpoint.tensors, method)
     return method.to(device or torch.device("cpu")).eval(), config

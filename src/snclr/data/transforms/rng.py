@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Views count from 0. The order, replacements and the shard order use negative view numbers, so that no two purposes
-# draw the same numbers.
+# draw the same numbers. Methods draw with −16 and below (`methods/common/hashing.py`).
 ORDER = -1
 REPLACEMENT = -2
 SHARD_ORDER = -3

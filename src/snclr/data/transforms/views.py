@@ -81,6 +81,11 @@ _SIMCLR = ViewSettings(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, bl
 _SIMCLR_CIFAR = ViewSettings(saturation=0.4, blur=0.0)
 _RANDAUGMENT = replace(_SIMCLR, crop_min=0.2, randaugment=0.5)
 _INFOMIN = replace(_RANDAUGMENT, pycontrast=True)
+# MoCo v1's (He et al., 2020), which always jitters; MoCo v2's (Chen et al., 2020), which also blurs.
+_MOCO = ViewSettings(crop_min=0.2, jitter=1.0, saturation=0.4, hue=0.4, blur=0.0)
+_MOCOV2 = ViewSettings(crop_min=0.2, saturation=0.4, blur=0.5)
+# PIRL's image, and the view that is cut into patches (Misra and van der Maaten, 2020).
+_PIRL = ViewSettings(jitter=1.0, saturation=0.4, hue=0.2, blur=0.0)
 _CROPS = ViewSettings(crop_min=0.2, jitter=0.0, grayscale=0.0, blur=0.0)
 VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
     # The augmentations of BYOL's two views (Grill et al., 2020), which the paper uses.
@@ -89,6 +94,9 @@ VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
     "cifar": (ViewSettings(crop_min=0.2, blur=0.0), ViewSettings(crop_min=0.2, blur=0.0, solarize=0.2)),
     "simclr": (_SIMCLR, _SIMCLR),
     "simclr-cifar": (_SIMCLR_CIFAR, _SIMCLR_CIFAR),
+    "moco": (_MOCO, _MOCO),
+    "mocov2": (_MOCOV2, _MOCOV2),
+    "pirl": (_PIRL, replace(_PIRL, crop_min=0.6)),
     # InfoMin's (Tian et al., "What Makes for Good Views for Contrastive Learning?", 2020): stronger colors and
     # RandAugment, the same for both views, without the JigSaw branch.
     "infomin": (_INFOMIN, _INFOMIN),

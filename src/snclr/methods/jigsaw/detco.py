@@ -1,0 +1,122 @@
+"""DetCo: MoCo v2 at four stages of a ResNet, between global views and shuffled local patches.
+
+Xie, Ding, Wang, Zhan, Xu, Sun, Li, Luo: "DetCo: Unsupervised Contrastive Learning for Object Detection", ICCV 2021. The
+loss of a stage is the sum of three InfoNCE terms: global to global, local to local, and local query to global key. The
+total is their sum over res2 to res5, weighted by 0.1, 0.4, 0.7 and 1. Each of the eight kinds of keys (four stages,
+global and local) has its own queue. A global feature is the pooled output of a stage; a local one is those of the nine
+patches of the view, concatenated. Every kind has its own MLP.
+
+The authors published no pre-training code. Inferred: two-layer heads without batch norm, one direction (view 1 to view
+2) and all other settings as in MoCo v2; the grid as in PIRL, with other positions and another order for each view. The
+other differences are those of `mocov2`.
+
+x1, nine patches of x1 ── encoder ── stage 1 … 4 ── MLPs ── q_g, q_l ──────────────┐
+                                                                                    ├ q_g·k_g, q_l·k_l, q_l·k_g
+x2, nine patches of x2 ── momentum encoder ── … ── momentum MLPs ── k_g, k_l ──────┘ each with its queue
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from snclr.distributed.collectives import all_gather
+from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.common.ema import momentum_copy
+from snclr.methods.common.features import autocast_disabled, l2_normalize
+from snclr.methods.common.grid import PATCHES, Concatenate, cut_grid
+from snclr.methods.common.heads import mlp
+from snclr.methods.common.queue import NeighborQueue
+from snclr.methods.common.stages import stage_features, stage_widths
+from snclr.methods.config import DetCoConfig
+from snclr.methods.mocov2 import queue_loss
+
+STAGE_WEIGHTS = (0.1, 0.4, 0.7, 1.0)
+"""Weights of res2 to res5 in the loss."""
+
+
+class DetCo(MomentumMethod):
+    """InfoNCE at four stages: global, local, and local to global.
+
+    `projector` and `queue` are the global ones of the last stage, `stage_projectors` and `stage_queues` those of the
+    stages before it, `patch_projectors` and `patch_queues` the local ones of all four.
+    """
+
+    config: DetCoConfig
+    queue: NeighborQueue
+
+    def __init__(self, encoder: nn.Module, num_features: int, config: DetCoConfig, *, seed: int) -> None:
+        widths = stage_widths(encoder, "detco")
+        super().__init__(encoder, num_features, config)
+        self.seed = seed
+        self.stage_projectors = nn.ModuleList(self.build_projector(width) for width in widths[:-1])
+        self.patch_projectors = nn.ModuleList(
+            nn.Sequential(Concatenate(), self.build_projector(PATCHES * width)) for width in widths
+        )
+        self.momentum_stage_projectors = momentum_copy(self.stage_projectors)
+        self.momentum_patch_projectors = momentum_copy(self.patch_projectors)
+        self.queue = self._build_queue()
+        self.stage_queues = nn.ModuleList(self._build_queue() for _ in widths[:-1])
+        self.patch_queues = nn.ModuleList(self._build_queue() for _ in widths)
+        self._new: list[Tensor] | None = None  # ids, then the keys of each queue, of all ranks
+
+    def build_projector(self, num_features: int) -> nn.Module:
+        """Return an MLP without batch norm, as in MoCo v2."""
+        c = self.config
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=False)
+
+    def _build_queue(self) -> NeighborQueue:
+        c = self.config
+        return NeighborQueue(c.queue_length, c.dim, dtype=getattr(torch, c.queue_dtype))
+
+    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+        """Return the weighted sum over the stages, view 1 to view 2."""
+        patches = [
+            cut_grid(view, ids, seed=self.seed, epoch=epoch, view=number) for number, view in enumerate(views[:2])
+        ]
+        with torch.no_grad():
+            keys = self._project(views[1], patches[1], "momentum_")
+        queries = self._project(views[0], patches[0], "")
+        own = self.queue.own_entries(ids)  # all queues have the same images in the same places
+        loss = torch.zeros((), device=ids.device)
+        with autocast_disabled(queries[0][0]):
+            for (q_g, q_l), (k_g, k_l), queues, weight in zip(
+                queries, keys, self._queues(), STAGE_WEIGHTS, strict=True
+            ):
+                n_g, n_l = (queue.candidates.to(q_g.dtype) for queue in queues)
+                terms = [
+                    queue_loss(q, k, negatives, own, tau=self.config.temperature)
+                    for q, k, negatives in ((q_g, k_g, n_g), (q_l, k_l, n_l), (q_l, k_g, n_g))
+                ]
+                loss = loss + weight * torch.stack(terms).sum()
+        gathered = [all_gather(key) for pair in keys for key in pair]
+        self._new = [all_gather(ids), *gathered]
+        return StepOutput(loss=loss, features=keys[-1][0])
+
+    def _project(self, views: Tensor, patches: Tensor, prefix: str) -> list[tuple[Tensor, Tensor]]:
+        """Return the normalized global and local features (N, D) of the four stages, of one of the two networks."""
+        encoder, last, lower, local = (
+            self.get_submodule(prefix + name)
+            for name in ("encoder", "projector", "stage_projectors", "patch_projectors")
+        )
+        pooled = zip(stage_features(encoder, views), stage_features(encoder, patches), strict=True)
+        heads = zip([*lower.children(), last], local.children(), strict=True)
+        return [
+            (l2_normalize(head(view)), l2_normalize(patch_head(parts)))
+            for (view, parts), (head, patch_head) in zip(pooled, heads, strict=True)
+        ]
+
+    def _queues(self) -> list[tuple[NeighborQueue, NeighborQueue]]:
+        """Return the global and the local queue of each stage."""
+        return list(zip([*self.stage_queues, self.queue], self.patch_queues, strict=True))  # type: ignore[arg-type]
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Update the target network, then all queues."""
+        super().after_step(step, total_steps)
+        if self._new is not None:
+            ids, *keys = self._new
+            for queue, key in zip((queue for pair in self._queues() for queue in pair), keys, strict=True):
+                queue.push(key, ids)
+            self._new = None
