@@ -12,8 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!-- generate: (\w+) -->")
 
 
@@ -101,9 +103,60 @@ def cli() -> str:
     return "\n".join(f"## snclr {name}\n\n```text\n{text}\n```\n" for name, text in zip(COMMANDS, texts, strict=True))
 
 
+def systems() -> str:
+    """The systems of the paper's tables: which tests cover them, the paper's figures, and official ones that differ."""
+    from snclr.studies.paper.systems import paper_systems
+
+    tested = method_tests()
+    rows = []
+    for system in paper_systems():
+        covered = ["yes" if system.method in methods else "–" for methods in tested.values()]
+        sources = dict.fromkeys(entry.source for entry in system.official)
+        official = "; ".join([*(entry.figure for entry in system.official), *sources])
+        name = f"`{system.flags}`" if system.available else f"`{system.flags}` (not available yet)"
+        rows.append((system.label, name, *covered, "; ".join(system.figures), official or "–"))
+    head = ("system", "flags", *tested, "in the paper", "official, if it differs")
+    return _table(head, rows)
+
+
+TESTS = {
+    "trains": ("tests/methods", "learn"),
+    "resume": ("tests/methods", "resume"),
+    "ranks": ("tests/distributed/test_methods_ranks.py", ""),
+}
+"""Column of the table of systems: where its tests are, and a part of their names."""
+
+
+def method_tests() -> dict[str, set[str]]:
+    """Return the methods that each kind of test covers, from the tests that pytest collects.
+
+    A test covers a method if it is its first parameter or a word of the test's name.
+    """
+    from snclr.methods.config import METHODS
+
+    folders = list(dict.fromkeys(folder for folder, _ in TESTS.values()))
+    options = ["--collect-only", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *folders], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    covered: dict[str, set[str]] = {column: set() for column in TESTS}
+    for node in re.finditer(r"^(\S+?)::(\w+)(?:\[([^-\]]+).*)?$", done.stdout, flags=re.MULTILINE):
+        path, name, parameter = node.groups()
+        words = {*name.split("_"), parameter}
+        for column, (folder, part) in TESTS.items():
+            if path.startswith(folder) and part in name:
+                covered[column] |= words & METHODS.keys()
+    return covered
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
-    "settings": settings, "methods": methods, "recipes": recipes, "views": views, "cli": cli
-}  # fmt: skip
+    "settings": settings,
+    "methods": methods,
+    "recipes": recipes,
+    "views": views,
+    "cli": cli,
+    "systems": systems,
+}
 
 
 def _help(command: str) -> str:

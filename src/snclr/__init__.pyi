@@ -7,7 +7,12 @@ from .api.doctor import doctor as doctor
 from .api.evaluate import fewshot as fewshot, finetune as finetune, knn as knn, linear as linear
 from .api.explore import curate as curate, explore as explore
 from .api.export import export as export, import_encoder as import_encoder
-from .api.lists import list_encoders as list_encoders, list_methods as list_methods, list_recipes as list_recipes
+from .api.lists import (
+    list_encoders as list_encoders,
+    list_methods as list_methods,
+    list_recipes as list_recipes,
+    list_studies as list_studies,
+)
 from .api.pack import pack as pack, verify_shards as verify_shards
 from .api.pretrain import plan as plan, pretrain as pretrain
 from .api.report import report as report

@@ -12,6 +12,7 @@ from snclr.cli import main as program
 from snclr.cli.flags import normalize_spelling
 from snclr.cli.main import COMMANDS, build_app, main
 from snclr.errors import UserError
+from snclr.methods.config import METHODS
 from snclr.runtime.settings import current_name
 from snclr.runtime.stop import StopRequested
 from snclr.train.config import resolve
@@ -54,12 +55,13 @@ FLAGS = {
     "search": f"--data --k --index --embeddings --split --out {_RANKS} --no-cache",
     "explain": "--candidates --out --workers --device",
     "report": "--out --data --images --rows --k --neighbors --no-embeddings --seed --workers --device --no-cache",
-    "compare": f"--methods --tune {_STUDY} {_SETTINGS}",
+    "compare": f"--methods --study --budget --tune --tune-seed --coco {_STUDY} {_SETTINGS}",
     "ablate": f"--table --values --steps {_STUDY} {_SETTINGS}",
     "pack": "--shards --shard-size --images-per-shard --seed --no-shuffle --check --workers --overwrite --verify",
     "recipes": "",
     "encoders": "",
     "methods": "",
+    "studies": "",
 }
 
 
@@ -181,7 +183,7 @@ def test_lists_print_as_text_and_json(capsys):
 
 def test_lists_are_not_wrapped_in_a_pipe(capsys):
     assert main(["methods"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 11
+    assert len(capsys.readouterr().out.splitlines()) == len(METHODS)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from snclr.data.datasets.base import ArrayDataset, open_dataset
-from snclr.data.splits import Subset, hold_out, open_splits, take
+from snclr.data.splits import Subset, has_own_test_split, hold_out, open_splits, take
 from snclr.errors import UserError
 
 
@@ -83,3 +83,26 @@ def test_classes_of_one_image_cannot_be_held_out(tmp_path):
     make_folder(tmp_path / "test", per_class=2)
     train, test, _ = open_splits(str(tmp_path / "single"), str(tmp_path / "test"))
     assert (len(train), len(test)) == (2, 4)
+
+
+def test_the_validation_part_is_a_fixed_tenth_of_each_class_and_apart_from_the_rest():
+    whole, fit, held = (open_dataset(f"demo{part}") for part in ("", "#fit", "#validation"))
+    assert np.bincount(held.labels).tolist() == (np.bincount(whole.labels) // 10).tolist()
+    assert len(fit) + len(held) == len(whole)
+    pixels = {part: {dataset.load(i).tobytes() for i in range(len(dataset))} for part, dataset in
+              (("whole", whole), ("fit", fit), ("held", held))}  # fmt: skip
+    assert pixels["fit"] | pixels["held"] == pixels["whole"]
+    assert len(pixels["fit"] & pixels["held"]) <= len(whole) - len(pixels["whole"])  # only duplicates in the data
+    assert len({whole.fingerprint(), fit.fingerprint(), held.fingerprint()}) == 3
+    assert open_dataset("demo#fit").fingerprint() == fit.fingerprint()
+    assert open_dataset("demo#fit", split="test").fingerprint() == open_dataset("demo", split="test").fingerprint()
+    assert has_own_test_split("demo#fit")
+
+
+def test_a_part_of_unlabeled_images_is_rejected_and_a_folder_of_that_name_is_a_folder(tmp_path):
+    for name in ("plain", "photos#fit/a", "photos#fit/b"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / name / "1.png")
+    with pytest.raises(UserError, match="no validation images can be held out"):
+        open_dataset(f"{tmp_path / 'plain'}#validation")
+    assert len(open_dataset(str(tmp_path / "photos#fit"))) == 2

@@ -70,7 +70,8 @@ class PretendedFabric:
 
 def run_method(name: str, world_size: int) -> dict[str, Any]:
     """Return the counts of the last of three steps: host waits by part and line, kernels, collectives, dtypes."""
-    config = resolve(settings_for_method(name, {**SMALL, **LARGER.get(name, {}), "method": name}))
+    vit = {"encoder": "vit_tiny"} if METHODS[name].masks_patches else {}
+    config = resolve(settings_for_method(name, {**SMALL, **LARGER.get(name, {}), "method": name, **vit}))
     counts: dict[str, collections.Counter[str]] = {}
     with PretendedGpu() as gpu, StopFlag() as stop:
         task: PretrainTask = build_task(config, PretendedFabric(world_size, autocast=True))

@@ -32,7 +32,12 @@ CASES = {
     },
     "local crops": {"method": "dino", "local_crops": 2, "norm_last_layer": False},
     "other negatives": {"method": "snclr", "sides": "other-negatives", "negatives": "both-views"},
-    **{name: {"method": name} for name in METHODS},
+    **{name: {"method": name} for name, config in METHODS.items() if not config.masks_patches},
+    **{
+        name: {"method": name, "encoder": "vit_tiny", "stem": "auto", "decoder_layers": 1}
+        for name, config in METHODS.items()
+        if config.masks_patches
+    },
     "learned attention": {"method": "snclr", "attention": "linear", "attention_gradient": True},
     "learned attention, unused": {
         "method": "snclr", "attention": "linear", "attention_gradient": True, "sides": "negatives",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from snclr.data.datasets.base import ArrayDataset, FileDataset
 from snclr.errors import UserError
 from snclr.evaluation.linear import LEARNING_RATES, linear_cached, linear_probe, paper_lr
-from snclr.evaluation.linear_task import LinearHeads
+from snclr.evaluation.linear_task import LinearHeads, NormalizedHead
 from snclr.evaluation.scoring import match_labels, top_accuracies, true_ranks
 
 
@@ -67,6 +67,61 @@ def test_each_head_matches_torch_sgd() -> None:
 
 def _steps() -> list[tuple[slice, float]]:
     return [(slice(0, 8), 1.0), (slice(8, 24), 0.7), (slice(0, 24), 0.2), (slice(4, 9), 0.1)]
+
+
+def test_the_head_of_mae_is_a_batch_norm_and_lars() -> None:
+    """Against the formulas: standardization by the batch, and steps scaled by ‖w‖ / ‖g‖."""
+    x, y, test, _ = clusters(24, 6, 3, dim=5)
+    x, test = x * torch.logspace(-2, 2, 5) + 3, test * torch.logspace(-2, 2, 5) + 3
+    head = NormalizedHead(5, 3, 2.0, seed=1)
+    weight, bias = head.weight.detach().double(), head.bias.detach().double()
+    assert 0.005 < float(weight.std()) < 0.02
+    assert float(bias.abs().sum()) == 0
+    speed, bias_speed = torch.zeros(3, 5).double(), torch.zeros(3).double()
+    mean, variance = torch.zeros(5).double(), torch.ones(5).double()
+    for part, scale in _steps():
+        rows, labels = x[part].double(), F.one_hot(y[part], 3)
+        batch_mean, batch_variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
+        z = (rows - batch_mean) / torch.sqrt(batch_variance + 1e-6)
+        p = (z @ weight.T + bias).softmax(dim=1)
+        loss = -(p.log() * labels).sum(dim=1).mean()
+        gradient = (p - labels).T @ z / len(z)
+        speed = 0.9 * speed + gradient * 0.001 * weight.norm() / gradient.norm()
+        bias_speed = 0.9 * bias_speed + (p - labels).mean(dim=0)
+        torch.testing.assert_close(head.step(x[part], y[part], scale), loss[None].float(), rtol=1e-4, atol=1e-5)
+        weight, bias = weight - 2.0 * scale * speed, bias - 2.0 * scale * bias_speed
+        mean = 0.9 * mean + 0.1 * batch_mean
+        variance = 0.9 * variance + 0.1 * rows.var(dim=0)
+    expected = (test.double() - mean) / torch.sqrt(variance + 1e-6) @ weight.T + bias
+    torch.testing.assert_close(head.logits(test)[0], expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_head_of_mae_continues_from_its_state() -> None:
+    x, y, _, _ = clusters(24, 0, 3, dim=5)
+    whole, start, resumed = (NormalizedHead(5, 3, 2.0, seed=seed) for seed in (1, 1, 2))
+    for head, parts in ((whole, _steps()), (start, _steps()[:2])):
+        for part, scale in parts:
+            head.step(x[part], y[part], scale)
+    for name, value in resumed.state().items():
+        value.copy_(start.state()[name])
+    for part, scale in _steps()[2:]:
+        resumed.step(x[part], y[part], scale)
+    assert torch.equal(resumed.logits(x), whole.logits(x))
+    assert torch.isfinite(resumed.step(x[:1], y[:1])).all()  # one image has no variance
+
+
+def test_the_protocol_of_mae() -> None:
+    train, test = colored(30, ["red", "green", "blue"]), colored(15, ["red", "green", "blue"], seed=1)
+    options = {"image_size": 8, "epochs": 20, "batch_size": 8, "chunk": 8, "quiet": True}
+    score = linear_probe(tiny_encoder(), train, test, protocol="mae", base_lr=500.0, **options)  # type: ignore[arg-type]
+    assert score.top1 == 1.0
+    again = linear_probe(tiny_encoder(), train, test, protocol="mae", base_lr=500.0, **options)  # type: ignore[arg-type]
+    assert again.protocol == score.protocol
+    for text in ("batch norm without parameters", "LARS", "20 epochs", "2 epochs of warm-up", "500 × batch/256, given"):
+        assert text in score.protocol
+    assert "LARS" not in linear_probe(tiny_encoder(), train, test, **options).protocol  # type: ignore[arg-type]
+    default = linear_probe(tiny_encoder(), train, test, protocol="mae", image_size=8, epochs=1, quiet=True)
+    assert "0.1 × batch/256, MAE's for all encoders" in default.protocol
 
 
 def test_the_thread_limit_is_restored_after_a_small_fit() -> None:

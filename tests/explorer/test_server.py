@@ -405,6 +405,18 @@ def test_views_are_those_of_training(client, trained, images):
     assert ask(client, "api/views?set=images&id=3&0.hue=0.9").status_code == 400
 
 
+def test_a_method_with_one_view_shows_it_twice(trained):
+    from snclr.explorer.run_data import OpenedRun
+    from snclr.train.config import resolve
+
+    with open_session(trained, device="cpu", quiet=True) as session:
+        run = OpenedRun("a", trained, session)
+    run.config = resolve({"recipe": "demo", "method": "mae", "encoder": "vit_tiny"})
+    first, second = run.view_settings()
+    assert first == second
+    assert (first.crop_min, first.jitter) == (0.2, 0.0)
+
+
 def test_an_exported_list_has_reasons_and_names_no_image_outside(client, images, tmp_path):
     body = {"kind": "near-duplicates", "entries": [{"id": 3, "reason": "because\nof"}, {"id": 5, "reason": "so"}]}
     text = client.post(f"/{TOKEN}/api/export", content=json.dumps(body)).text

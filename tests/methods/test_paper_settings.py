@@ -99,7 +99,7 @@ def test_a_given_setting_replaces_the_value_of_the_paper(method, given):
 def test_a_method_without_such_values_takes_those_of_its_config():
     setup = Setup(
         encoder="resnet50", image_size=224, epochs=100, batch_size=4096, views="byol", prototypes=512, local_crops=0,
-        paper_scale=True,
+        optimizer="lars", tokenizer=None, paper_scale=True,
     )  # fmt: skip
     assert paper_settings("nnclr", setup) == paper_settings("snclr", setup) == {}
 

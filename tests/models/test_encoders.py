@@ -29,6 +29,7 @@ def features(name: str, image_size: int, **options) -> tuple[EncoderSpec, nn.Mod
         ("resnet10-tiny", 32, "timm", 128),
         ("resnet10-tiny", 96, "timm", 128),
         ("vit_tiny", 32, "timm", 192),
+        ("vit4-tiny", 32, "timm", 64),
         ("vit_tiny_patch16_224", 64, "timm", 192),
         ("convnext_atto", 64, "timm", 320),
         ("mobilenetv3_small_050", 64, "timm", 1024),  # timm's num_features is 288, the layer before the head
@@ -118,7 +119,7 @@ def test_stems_apply_to_timms_resnets_and_are_refused_for_other_models():
         resolve_encoder("resnet18", image_size=32, stem="tiny")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet10-tiny", "vit_tiny", "convnext_atto"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet10-tiny", "vit_tiny", "vit4-tiny", "convnext_atto"])
 def test_channels_last_gives_the_same_features(name):
     _, encoder, expected = features(name, 32)
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -4,9 +4,9 @@ import pytest
 
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
-from snclr.studies.ablations import TABLES, ablation_rows, queue_lengths
 from snclr.studies.options import parse_seeds
-from snclr.studies.runs import Evaluation, Row, make_run, parse_methods, parse_tune
+from snclr.studies.paper.ablations import TABLES, ablation_rows, queue_lengths
+from snclr.studies.runs import Evaluation, Row, make_run, parse_methods
 from snclr.train.config import resolve
 
 COMMON = {"recipe": "demo", "data": "demo"}
@@ -58,18 +58,6 @@ def test_invalid_rows_are_rejected(text, message):
 def test_invalid_seeds_are_rejected(seeds):
     with pytest.raises(UserError, match="--seeds"):
         parse_seeds(seeds)
-
-
-def test_a_grid_has_every_combination():
-    assert parse_tune(["lr=0.1,0.2", "momentum=0.9,0.99"]) == [
-        {"lr": lr, "momentum": m} for lr in (0.1, 0.2) for m in (0.9, 0.99)
-    ]
-
-
-@pytest.mark.parametrize("text", ["lr", "lr=0.1", "lr=0.1,0.1", "epochs=1,2", "seed=1,2", "threads=1,2"])
-def test_invalid_grids_are_rejected(text):
-    with pytest.raises(UserError, match="--tune"):
-        parse_tune([text])
 
 
 def test_the_key_depends_on_training_and_evaluation():

@@ -22,8 +22,8 @@ from snclr.errors import UserError
 from snclr.reports.figures import comparison as comparison_figure
 from snclr.runtime.stop import StopRequested
 from snclr.studies import runner
+from snclr.studies.conditions.tuning import TUNE_SEED
 from snclr.studies.records import Records, downsample_metrics, write_record
-from snclr.studies.runs import TUNE_SEED
 from tests.helpers import tiny_run
 
 WHERE = {"device": "a processor", "threads": 1, "jobs": 1}
@@ -192,7 +192,11 @@ def test_tuning_is_equal_for_all_rows_and_uses_no_test_images(workers, common):
     [
         ({"methods": "snclr:lr=1", "tune": ["lr=1,2"]}, "leave one of them out"),
         ({"methods": "byol", "neighbors": 5}, "none of the methods .byol. uses neighbors"),
-        ({"methods": "snclr,supervised", "tune": ["lr=1,2"]}, "very labels"),
+        ({"methods": "snclr", "seeds": "1000001,", "tune": ["lr=1,2"]}, "is used for tuning"),
+        ({"budget": "epochs"}, "--budget must be one of steps, images, seconds"),
+        ({"budget": "seconds=soon"}, "positive number"),
+        ({"coco": "somewhere"}, "studies that measure detection"),
+        ({"study": "table-9"}, "there is no study 'table-9'"),
         ({"seed": 1}, "use --seeds"),
         ({"method": "snclr"}, "use --methods"),
         ({"resume": True}, "continues by itself"),

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from snclr.errors import UserError, count
+from snclr.errors import UserError
 from snclr.studies.options import StudyOptions
 
 if TYPE_CHECKING:
-    from snclr.studies.study import StudyEstimate, StudyResult
+    from snclr.studies.estimate import StudyEstimate
+    from snclr.studies.study import StudyResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,9 +30,13 @@ def _with_study_options(function: F) -> F:
 @_with_study_options
 def compare(
     *,
-    methods: str | Sequence[str] = "snclr,nnclr,mocov3",
+    methods: str | Sequence[str] | None = None,
+    study: str | None = None,
+    budget: str | None = None,
     tune: Sequence[str] = (),
-    name: str = "compare",
+    tune_seed: int = 1_000_000,
+    coco: str | None = None,
+    name: str | None = None,
     **keywords: Any,
 ) -> StudyResult | StudyEstimate:
     """Train several methods over several seeds and compare their kNN and linear accuracy.
@@ -40,28 +45,27 @@ def compare(
     runs are kept: calling it again trains only what is missing. A dry run returns a `StudyEstimate`.
 
     Args:
-        methods: Rows of the table, separated by commas: METHOD or METHOD:NAME=VALUE,...; `snclr methods` lists them.
-        tune: NAME=A,B,...: select one of these values for each row by kNN accuracy on a held-out tenth of the training
-            set, with a separate seed; may be given several times.
-        name: Name of the table and its files.
+        methods: Rows of the table, separated by commas: METHOD or METHOD:NAME=VALUE,...; `snclr methods` lists them,
+            random is the untrained encoder (default: snclr,nnclr,mocov3; with --study all its rows).
+        study: A table of the paper, or another named study; `snclr studies` lists them.
+        budget: What is equal for all rows: steps, images (seen by the encoder) or seconds (of CPU or GPU), or one of
+            them with an amount such as seconds=600 (default: the same epochs; with --study those of the paper).
+        tune: NAME=A,B,...: try these values for each row and take the best by kNN on a tenth of the training set, with
+            a separate seed; xA is A times the row's own value, NAME=A,B/OTHER=C,D has another setting for methods
+            without the first; may be given several times; none leaves out the tuning of a study.
+        tune_seed: Seed of the tuning runs, which no compared run may have.
+        coco: Folder with the COCO data of a study that measures detection.
+        name: Name of the table and its files (default: compare, or the name of the study).
     """
-    from snclr.data.info import inspect_dataset
-    from snclr.studies.leakage import check_test_images
-    from snclr.studies.runs import Evaluation, parse_methods, parse_tune
-    from snclr.studies.study import Study, check_settings, command_line, run_study
+    from snclr.studies.assemble import assemble_comparison
+    from snclr.studies.study import run_study
 
     options, settings = StudyOptions.split(keywords)
-    rows, grid = parse_methods(methods), parse_tune(tune)
-    check_settings(settings, rows, grid)
-    data = inspect_dataset(settings.get("data") or "")
-    evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
-    evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
-    flags = {"methods": ",".join(row.label for row in rows), "tune": tune, "name": None if name == "compare" else name}
-    title = f"{data.name}: {count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
-    command = command_line("compare", {**flags, **options.recorded(), **settings})
-    return run_study(
-        Study(options, name, title, rows, settings, evaluation, data, command, grid=grid, notes=notes)
+    plan = assemble_comparison(
+        options, settings, methods=methods, study=study, budget=budget, tune=tune, tune_seed=tune_seed, coco=coco,
+        name=name,
     )  # fmt: skip
+    return run_study(plan)
 
 
 @_with_study_options
@@ -85,10 +89,11 @@ def ablate(
         name: Name of the table and its files (default: ablate-TABLE).
     """
     from snclr.data.info import inspect_dataset
-    from snclr.studies.ablations import NO_NEIGHBORS, TABLES, ablation_rows
-    from snclr.studies.leakage import check_test_images
+    from snclr.studies.conditions.leakage import check_test_images
+    from snclr.studies.design import Study, check_settings, command_line
+    from snclr.studies.paper.ablations import NO_NEIGHBORS, TABLES, ablation_rows
     from snclr.studies.runs import Evaluation
-    from snclr.studies.study import Study, check_settings, command_line, run_study
+    from snclr.studies.study import run_study
     from snclr.train.config import fit_queue, resolve
 
     options, settings = StudyOptions.split(keywords)

@@ -89,7 +89,7 @@ def linear(
     *,
     data: str | None = None,
     test: str | None = None,
-    protocol: Literal["cached", "paper"] = "cached",
+    protocol: Literal["cached", "paper", "mae"] = "cached",
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
@@ -107,10 +107,11 @@ def linear(
         data: Labeled images: a folder, a list, shards or a dataset name (default: the run's training data).
         test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
         protocol: cached: features of center crops, extracted once. paper: random crops and flips through the frozen
-            encoder in every epoch.
-        epochs: Passes over the data (default: 100 with cached, 90 with paper).
-        batch_size: Images per step (default: 1024 with cached, 4096 with paper).
-        lr: Learning rate (default: the best of a grid with cached; 0.1, or 3 for ViTs, × batch/256 with paper).
+            encoder in every epoch. mae: the same with MAE's classifier, a batch norm without parameters and LARS.
+        epochs: Passes over the data (default: 100 with cached, 90 with paper and mae).
+        batch_size: Images per step (default: 1024 with cached, 4096 with paper, 16384 with mae).
+        lr: Learning rate (default: the best of a grid with cached; 0.1, or 3 for ViTs, × batch/256 with paper; 0.1 ×
+            batch/256 with mae).
         seed: Seed of the train/test split and of training.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
         options: Those of `SessionOptions`.

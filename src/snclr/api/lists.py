@@ -1,4 +1,4 @@
-"""What is available: the functions behind `snclr recipes`, `snclr encoders` and `snclr methods`."""
+"""What is available: the functions behind `snclr recipes`, `encoders`, `methods` and `studies`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,16 @@ def list_methods(method: str | None = None) -> dict[str, Any]:
     if method not in METHODS:
         raise UserError(f"unknown method {method!r}{did_you_mean(method, METHODS)}; choose one of {', '.join(METHODS)}")
     return {"paper": METHODS[method].paper(), **asdict(METHODS[method]())}
+
+
+def list_studies(study: str | None = None) -> dict[str, Any]:
+    """List the named studies of `snclr compare`, or the rows of one with the paper's figures.
+
+    Args:
+        study: Show the rows of this study, with their settings and the figures of the paper.
+    """
+    from snclr.studies.paper.named import STUDIES, describe_study, get_study
+
+    if study is None:
+        return {name: f"{one.source}: {one.title}" for name, one in STUDIES.items()}
+    return describe_study(study, get_study(study))

@@ -8,16 +8,21 @@ from typing import Any
 
 from snclr.api.compare import ablate, compare
 from snclr.cli.flags import Command
-from snclr.studies.ablations import RULES, TABLES
-from snclr.studies.study import StudyEstimate, StudyResult
+from snclr.studies.estimate import StudyEstimate
+from snclr.studies.paper.ablations import RULES, TABLES
+from snclr.studies.study import StudyResult
 
 _COMPARE_EXAMPLES = """Examples:
   snclr compare --methods snclr,nnclr,mocov3 --seeds 3 --recipe demo --data demo --out runs/compare
   snclr compare --methods snclr,snclr:neighbors=30,gamma=max,nnclr --seeds 0,1 --data photos/ --out runs/compare
   snclr compare --methods snclr,byol --tune lr=0.002,0.004,0.008 --data cifar10 --recipe cifar-cpu --out runs/tuned
+  snclr compare --methods snclr,dino:local_crops=4 --budget images --recipe demo --data demo --out runs/images
+  snclr compare --study table-1-resnet50 --data imagenet/ --epochs 100 --out runs/table-1
+  snclr compare --study table-2-resnet50 --data demo --recipe demo --epochs 4 --out runs/table-2
 
 Each row of the table is a method, or a method with its own settings (METHOD:NAME=VALUE,NAME=VALUE). Flags of `snclr
-pretrain` apply to all rows; encoder, data, views and steps cannot differ between rows. Each run is a subprocess.
+pretrain` apply to all rows; encoder, data and views cannot differ between rows, except in a named study (`snclr
+studies`). Each run is a subprocess.
 Finished runs are identified by their settings and data: the same command continues after a stop, and an additional row
 or seed trains only that row or seed.
 """

@@ -29,6 +29,7 @@ datasets with many near-duplicates, such as views of one object, where kNN with 
 _LINEAR_EXAMPLES = """Examples:
   snclr linear runs/photos --data labeled-photos/              # cached features: seconds
   snclr linear runs/vit-s --data imagenet/ --protocol paper     # 90 epochs of random crops, as in the paper
+  snclr linear runs/mae --data imagenet/ --protocol mae         # as in MAE: a batch norm before the classifier
 
 Protocols:
   cached   features of center crops, extracted once. The learning rate is the
@@ -52,8 +53,8 @@ epochs. Repeat the command to continue a stopped training.
 
 
 _TITLES = {
-    "knn": "kNN", "linear-cached": "linear", "linear-paper": "linear (paper protocol)", "finetune": "fine-tuned",
-    "finetune-scratch": "trained from scratch",
+    "knn": "kNN", "linear-cached": "linear", "linear-paper": "linear (paper protocol)",
+    "linear-mae": "linear (MAE's protocol)", "finetune": "fine-tuned", "finetune-scratch": "trained from scratch",
 }  # fmt: skip
 
 

@@ -1,10 +1,10 @@
-"""Print the results of `snclr recipes`, `encoders` and `methods`."""
+"""Print the results of `snclr recipes`, `encoders`, `methods` and `studies`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from snclr.api.lists import list_encoders, list_methods, list_recipes
+from snclr.api.lists import list_encoders, list_methods, list_recipes, list_studies
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table
 
@@ -20,4 +20,5 @@ COMMANDS = {
     "recipes": Command(function=list_recipes, show=_show, examples="Example:\n  snclr recipes cifar\n"),
     "encoders": Command(function=list_encoders, show=_show, examples="Example:\n  snclr encoders vit_small\n"),
     "methods": Command(function=list_methods, show=_show, examples="Example:\n  snclr methods byol\n"),
+    "studies": Command(function=list_studies, show=_show, examples="Example:\n  snclr studies table-1-resnet50\n"),
 }

@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recipes": ("lists", "List the recipes (named settings)."),
     "encoders": ("lists", "List the encoders."),
     "methods": ("lists", "List the methods."),
+    "studies": ("lists", "List the named studies of `snclr compare`: the paper's tables, and all methods."),
 }
 _EXAMPLES = """Examples:
   snclr demo

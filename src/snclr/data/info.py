@@ -7,6 +7,10 @@ from pathlib import Path
 
 from snclr.errors import UserError
 
+VALIDATION_SHARE = 0.1
+"""Share of each training class in the validation part of a dataset."""
+FIT, VALIDATION = "#fit", "#validation"
+"""Endings of `--data` that name a part of the training split."""
 _SPLIT_NAMES = ("train", "training", "val", "validation", "test")
 
 
@@ -35,6 +39,18 @@ def inspect_dataset(data: str) -> DatasetInfo:
     shares = np.unique(labels, return_counts=True)[1] / max(len(labels), 1)
     same_class = float((shares**2).sum()) if len(shares) else None
     return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), len(shares) or None, same_class)
+
+
+def split_part(data: str) -> tuple[str, str]:
+    """Split the name of a part into dataset and part; the part is empty for a whole dataset or an existing path.
+
+    >>> split_part("demo#fit"), split_part("demo")
+    (('demo', '#fit'), ('demo', ''))
+    """
+    for part in (FIT, VALIDATION):
+        if data.endswith(part) and not Path(data).expanduser().exists():
+            return data.removesuffix(part), part
+    return data, ""
 
 
 def dataset_name(data: str) -> str:

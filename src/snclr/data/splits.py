@@ -13,6 +13,7 @@ from snclr.data.datasets.builtin import BUILTIN
 from snclr.data.datasets.folder import split_folder
 from snclr.data.datasets.huggingface import has_test_split, names_huggingface
 from snclr.data.decode import RGBImage
+from snclr.data.info import VALIDATION, VALIDATION_SHARE, split_part
 from snclr.data.sampler import Ids
 from snclr.errors import UserError
 from snclr.io.hashing import sha256_text
@@ -85,6 +86,16 @@ def hold_out(labels: Labels, share: float, seed: int) -> tuple[Index, Index]:
     return first, second
 
 
+def open_part(data: str, *, root: Path | None = None, download: bool = False) -> ImageDataset:
+    """Open the validation part of a training split, a fixed tenth of each class, or the other images."""
+    name, part = split_part(data)
+    whole = open_dataset(name, split="train", root=root, download=download)
+    if whole.labels is None:
+        raise UserError(f"{name} has no labels, so no validation images can be held out. Use one folder per class.")
+    _, held = hold_out(whole.labels, VALIDATION_SHARE, seed=0)
+    return take(whole, held if part == VALIDATION else np.setdiff1d(np.arange(len(whole)), held))
+
+
 def open_splits(data: str, test: str | None = None, *, seed: int = 0) -> tuple[ImageDataset, ImageDataset, str]:
     """Return the training split, the test split, and a description of both.
 
@@ -114,6 +125,7 @@ def holds_out_test(data: str, test: str | None) -> bool:
 
 def has_own_test_split(data: str) -> bool:
     """Return whether a dataset has its own test split."""
+    data = split_part(data)[0]
     if names_huggingface(data):
         return has_test_split(data)
     if data.lower() in BUILTIN:

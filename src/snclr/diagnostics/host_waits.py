@@ -26,7 +26,7 @@ def check_host_waits(setup: Setup) -> Iterator[CheckRow]:
         yield not_applicable("host waits", "all methods", f"only CUDA reports waits; the device is {setup.device}")
         return
     for name in METHODS:
-        task = open_task(tiny_config(name, device=setup.device))
+        task = open_task(tiny_config(name, device=setup.device, out=str(setup.folder / "waits")))
         *first, last = (on_device(batch, task.fabric.device) for batch in tiny_batches(name, task.config.image_size))
         assert len(first) == STEPS - 1
         for batch in first:

@@ -1,4 +1,4 @@
-"""Evaluate a frozen encoder with linear classifiers: the paper's augmented protocol, or cached features."""
+"""Evaluate a frozen encoder with linear classifiers: the paper's augmented protocol, MAE's, or cached features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, eval_mode, extract_features, feature_width
 from snclr.evaluation.images import BatchPlan
-from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, StandardizedFeatures
+from snclr.evaluation.linear_task import (
+    AugmentedTask,
+    CachedTask,
+    LinearHeads,
+    NormalizedHead,
+    StandardizedFeatures,
+)
 from snclr.evaluation.results import LinearResult
 from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import (
@@ -44,6 +50,8 @@ from snclr.train.optim import scaled_lr
 LEARNING_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The grid of `linear_cached`."""
 HELD_OUT = 0.1
+MAE_BATCH, MAE_LR, MAE_WARMUP = 16_384, 0.1, 10.0
+"""Batch, base learning rate and epochs of warm-up of MAE's protocol (He et al., 2022, Appendix A.1)."""
 _BLOCK = 4096  # rows classified at once
 
 
@@ -68,15 +76,15 @@ class LinearScore(Score):
 
 
 def evaluate_linear(
-    session: Session, *, data: str | None, test: str | None, protocol: Literal["cached", "paper"], epochs: int | None,
-    batch_size: int | None, lr: float | None, seed: int, baselines: bool | None = None,
+    session: Session, *, data: str | None, test: str | None, protocol: Literal["cached", "paper", "mae"],
+    epochs: int | None, batch_size: int | None, lr: float | None, seed: int, baselines: bool | None = None,
 ) -> LinearResult:  # fmt: skip
     """Train and test a linear classifier on a run's encoder, compare it with baselines and record the result.
 
     A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
     """
-    if protocol not in ("cached", "paper"):
-        raise UserError(f"protocol must be one of cached, paper, not {protocol!r}")
+    if protocol not in ("cached", "paper", "mae"):
+        raise UserError(f"protocol must be one of cached, paper, mae, not {protocol!r}")
     inputs = open_inputs(session, data, test, seed=seed)
     kind, size = f"linear-{protocol}", inputs.spec.image_size
     given = {"epochs": epochs, "batch_size": batch_size}
@@ -99,7 +107,8 @@ def evaluate_linear(
             skipped = [*train_set.skipped, *test_set.skipped]
         else:
             score = linear_probe(
-                inputs.encoder, inputs.train, inputs.test, image_size=size, base_lr=lr, workers=session.workers,
+                inputs.encoder, inputs.train, inputs.test, protocol=protocol, image_size=size, base_lr=lr,
+                workers=session.workers,
                 store=session.store(inputs.encoder, inputs.test, size), state=state, **settings, **options,
             )  # fmt: skip
             skipped = score.skipped
@@ -116,22 +125,25 @@ def evaluate_linear(
 
 
 def linear_probe(
-    encoder: nn.Module, train: ImageDataset, test: ImageDataset, *, image_size: int, base_lr: float | None = None,
-    epochs: int = 90, batch_size: int = 4096, chunk: int = 128, seed: int = 0, workers: int = 0,
+    encoder: nn.Module, train: ImageDataset, test: ImageDataset, *, image_size: int,
+    protocol: Literal["paper", "mae"] = "paper", base_lr: float | None = None,
+    epochs: int = 90, batch_size: int | None = None, chunk: int = 128, seed: int = 0, workers: int = 0,
     device: torch.device | str = "cpu", data: str | None = None, state: EvalState | None = None,
     stop: StopFlag | None = None, store: FeatureStore | None = None, quiet: bool = False,
 ) -> LinearScore:  # fmt: skip
     """Run the paper's linear evaluation: one linear layer on the frozen encoder, trained on random crops and flips.
 
-    SGD, momentum 0.9, no weight decay, learning rate base_lr × batch / 256 (default: `paper_lr`), cosine to 0. The
+    SGD, momentum 0.9, no weight decay, batch 4096, learning rate base_lr × batch / 256 (default: `paper_lr`), cosine to
+    0. The protocol "mae" has a batch norm without parameters before the layer, LARS, a warm-up and other defaults. The
     batch is at most the size of the dataset; `chunk` images are encoded at once. The ranks share the encoding of each
     batch, and each trains the same classifier on all of it. `stop` raises StopRequested; a call with the same `state`
     continues. `store` caches the features of the test images.
     """
-    why = ", given"
+    mae, why = protocol == "mae", ", given"
     if base_lr is None:
-        base_lr, architecture = paper_lr(encoder)
-        why = f", the paper's for {architecture}"
+        base_lr, architecture = (MAE_LR, "all encoders") if mae else paper_lr(encoder)
+        why = f", {'MAE' if mae else 'the paper'}'s for {architecture}"
+    batch_size = (MAE_BATCH if mae else 4096) if batch_size is None else batch_size
     _check(epochs, batch_size, [base_lr])
     train_labels, test_labels = match_labels(train, test)
     ids = np.flatnonzero(train_labels >= 0)
@@ -143,10 +155,14 @@ def linear_probe(
     plan = BatchPlan(
         ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed, rank=rank, world_size=world_size
     )
-    head = LinearHeads(feature_width(encoder, image_size, device), len(classes), [lr], device=device)
+    width, warmup = feature_width(encoder, image_size, device), min(MAE_WARMUP, epochs / 10) if mae else 0.0
+    head: LinearHeads | NormalizedHead = LinearHeads(width, len(classes), [lr], device=device)
+    if mae:
+        head = NormalizedHead(width, len(classes), lr, seed=seed, device=device)
     task = AugmentedTask(
-        head, plan, y, encoder, train, image_size=image_size, workers=workers, device=device, stop=stop
-    )
+        head, plan, y, encoder, train, warmup_epochs=warmup, image_size=image_size, workers=workers, device=device,
+        stop=stop,
+    )  # fmt: skip
     with eval_mode(encoder):
         fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=quiet)
     if not task.seen:
@@ -158,14 +174,15 @@ def linear_probe(
     queries = labeled(tested.features, tested.labels, "test")
     ranks, predictions = _classify(head, queries, classes)
     left_out = len(train) - len(ids) + queries.left_out
-    protocol = (
-        f"linear probe, frozen encoder: random resized crop and flip at {image_size} px, {_sgd(epochs, batch)}, "
+    training = _lars(epochs, batch, warmup) if mae else _sgd(epochs, batch)
+    text = (
+        f"linear probe, frozen encoder: random resized crop and flip at {image_size} px, {training}, "
         f"learning rate {lr:g} ({base_lr:g} × batch/256{why}), seed {seed}; tested on center crops; "
         + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
     )
     unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
     truth = queries.labels.cpu()
-    return LinearScore(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, lr, skipped=unreadable)
+    return LinearScore(*top_accuracies(ranks, len(classes)), text, predictions, truth, lr, skipped=unreadable)
 
 
 def paper_lr(encoder: nn.Module) -> tuple[float, str]:
@@ -251,7 +268,7 @@ def _score_heads(heads: LinearHeads, rates: Sequence[float], features: Standardi
     return [Trial(*values) for values in zip(*columns, strict=True)]
 
 
-def _classify(head: LinearHeads, queries: Labeled, classes: Tensor) -> tuple[Tensor, Tensor]:
+def _classify(head: LinearHeads | NormalizedHead, queries: Labeled, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rank of the true class (n,) and the predicted class (n,) of a single head, on the CPU."""
     ranks, predictions = [], []
     device = head.weight.device
@@ -264,9 +281,15 @@ def _classify(head: LinearHeads, queries: Labeled, classes: Tensor) -> tuple[Ten
     return torch.cat(ranks), torch.cat(predictions)
 
 
-def _sgd(epochs: int, batch: int) -> str:
+def _sgd(epochs: int, batch: int, name: str = "SGD") -> str:
+    momentum = LinearHeads.momentum
+    return f"{name} (momentum {momentum}, weight decay 0), {count(epochs, 'epoch')}, batch {batch}, cosine to 0"
+
+
+def _lars(epochs: int, batch: int, warmup: float) -> str:
     return (
-        f"SGD (momentum {LinearHeads.momentum}, weight decay 0), {count(epochs, 'epoch')}, batch {batch}, cosine to 0"
+        f"batch norm without parameters before the classifier, {_sgd(epochs, batch, 'LARS')} after {warmup:g} epochs of"
+        " warm-up"
     )
 
 

@@ -1,4 +1,7 @@
-"""Linear classifiers on a frozen encoder: many heads trained at once, on augmented views or on cached features."""
+"""Linear classifiers on a frozen encoder: many heads trained at once, or MAE's with a batch norm.
+
+They are trained on augmented views or on cached features.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.checkpoint.format import Checkpoint
@@ -18,6 +22,7 @@ from snclr.evaluation.features import encode_batches
 from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.scoring import labeled
 from snclr.runtime.device import limit_threads, to_device
+from snclr.train.optim import LARS
 from snclr.train.schedule import warmup_cosine
 from snclr.train.trainer import TrainTask
 
@@ -85,6 +90,52 @@ class LinearHeads:
         return torch.addmm(self.bias, x, self.weight).view(len(x), *self.shape)
 
 
+class NormalizedHead:
+    """One softmax classifier after a batch norm without parameters, trained by LARS: the linear protocol of MAE.
+
+    It has the interface of `LinearHeads` with a single head. The batch norm standardizes the features by the statistics
+    of the batch, and in `logits` by their running averages. LARS scales a step by the norm of the weights, so they
+    start at small random values and not at zero.
+    """
+
+    def __init__(
+        self, dim: int, num_classes: int, learning_rate: float, *, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        self.norm = nn.BatchNorm1d(dim, affine=False, eps=1e-6, device=device)
+        generator = torch.Generator().manual_seed(seed)
+        weight = nn.init.trunc_normal_(torch.empty(num_classes, dim), std=0.01, generator=generator)
+        self.weight = nn.Parameter(weight.to(device))
+        self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
+        self.optimizer = LARS([self.weight, self.bias], lr=learning_rate)
+        for parameter in (self.weight, self.bias):  # so that `state` has them before the first step
+            self.optimizer.state[parameter]["mu"] = torch.zeros_like(parameter)
+        self._lr = learning_rate
+
+    def step(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """Update on features (n, d) and classes (n,) with the learning rate × `scale`; return the loss (1,) before."""
+        self.norm.train(len(x) > 1)  # a single row has no variance
+        loss = F.cross_entropy(F.linear(self.norm(x), self.weight, self.bias), y)
+        self.weight.grad, self.bias.grad = torch.autograd.grad(loss, (self.weight, self.bias))
+        self.optimizer.param_groups[0]["lr"] = self._lr * scale
+        self.optimizer.step()
+        return loss.detach()[None]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return weights, momentum and statistics by name; the tensors are not copied."""
+        speed, bias_speed = (self.optimizer.state[parameter]["mu"] for parameter in (self.weight, self.bias))
+        statistics = {"mean": self.norm.running_mean, "variance": self.norm.running_var}
+        found = {name: tensor for name, tensor in statistics.items() if tensor is not None}
+        return {
+            "weight": self.weight.detach(), "bias": self.bias.detach(), "speed": speed, "bias_speed": bias_speed,
+            **found,
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits of features (n, d): (1, n, C)."""
+        return F.linear(self.norm.eval()(x), self.weight, self.bias)[None]
+
+
 class FeatureBatch(NamedTuple):
     """Features x (n, d) and classes y (n,) of one step."""
 
@@ -94,10 +145,11 @@ class FeatureBatch(NamedTuple):
 
 
 class LinearTask(TrainTask[FeatureBatch]):
-    """Train linear heads on the batches of a plan, the same on every rank."""
+    """Train linear heads on the batches of a plan, the same on every rank: linear warm-up, then cosine to 0."""
 
-    def __init__(self, heads: LinearHeads, plan: BatchPlan) -> None:
+    def __init__(self, heads: LinearHeads | NormalizedHead, plan: BatchPlan, *, warmup_epochs: float = 0.0) -> None:
         self.heads, self.plan = heads, plan
+        self.warmup_steps = round(warmup_epochs * plan.steps_per_epoch)
         self.total_steps, self.steps_per_epoch = plan.steps, plan.steps_per_epoch
 
     def images_after(self, step: int) -> int:
@@ -109,7 +161,9 @@ class LinearTask(TrainTask[FeatureBatch]):
         """Update all heads; return the loss of a single head."""
         if not len(batch.y):  # no image of the batch could be read
             return {}
-        scale = warmup_cosine(batch.step, total_steps=self.total_steps, warmup_steps=0, peak=1.0)
+        scale = warmup_cosine(
+            batch.step, total_steps=self.total_steps, warmup_steps=self.warmup_steps, peak=1.0, start=0.0
+        )
         loss = self.heads.step(batch.x, batch.y, scale)
         return {"loss": loss.item()} if log and len(loss) == 1 else {}
 
@@ -127,9 +181,10 @@ class AugmentedTask(LinearTask):
     """Encode random crops in every step; `y` (n,) has the class of each image of the dataset."""
 
     def __init__(
-        self, heads: LinearHeads, plan: BatchPlan, y: Tensor, encoder: nn.Module, dataset: ImageDataset, **options: Any
-    ) -> None:
-        super().__init__(heads, plan)
+        self, heads: LinearHeads | NormalizedHead, plan: BatchPlan, y: Tensor, encoder: nn.Module,
+        dataset: ImageDataset, *, warmup_epochs: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(heads, plan, warmup_epochs=warmup_epochs)
         self.y, self.encoder, self.dataset, self.options = y, encoder, dataset, options
         self.seen = 0
         self.skipped: dict[int, Skip] = {}

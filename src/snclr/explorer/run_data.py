@@ -252,10 +252,13 @@ class OpenedRun:
     # Views
 
     def view_settings(self) -> tuple[ViewSettings, ViewSettings]:
-        """Return the augmentation settings of the two views; BYOL's for a folder with an encoder only."""
+        """Return the augmentation settings of the two views; BYOL's for a folder with an encoder only.
+
+        A method with one view gets it twice.
+        """
         if self.config is not None:
-            first, second, *_ = view_settings(self.config)  # a plain view for the search may follow
-            return first, second
+            views = view_settings(self.config)  # a plain view for the search may follow
+            return views[0], views[min(1, len(views) - 1)]
         return ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)
 
     @property

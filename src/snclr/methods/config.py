@@ -16,8 +16,8 @@ from snclr.errors import UserError
 from snclr.runtime.settings import Count, NonNegative, NonNegativeInt, Positive, Range, check_fields
 
 MethodName = Literal[
-    "snclr", "simclr", "moco", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "barlowtwins", "dino", "pirl",
-    "detco", "supervised",
+    "snclr", "simclr", "moco", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "barlowtwins", "dino", "mae",
+    "cae", "pirl", "detco", "supervised",
 ]  # fmt: skip
 MomentumSchedule = Literal["constant", "cosine"]
 LossForm = Literal["inside", "outside"]
@@ -33,6 +33,8 @@ class MethodConfig:
     implementation: ClassVar[str]
     """module:class of the method."""
     needs_labels: ClassVar[bool] = False
+    masks_patches: ClassVar[bool] = False
+    """Whether the method hides patches: it then takes one view, and plain ViTs only."""
     takes: ClassVar[tuple[str, ...]] = ()
     """What the class takes beside encoder, width and config: classes (their number), images (their number), seed."""
 
@@ -124,6 +126,20 @@ class MultiCropConfig(MethodConfig):
     --crop-min, which is then by default 0.14, or 0.4 for dino with a ViT."""
     local_size: Annotated[int, Range(ge=8)] | None = None
     """Side of the small views in pixels (default: about 3/7 of --image-size, 96 at 224)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedConfig(MethodConfig):
+    """A ViT that encodes only the patches that are not masked, and a decoder that predicts the others."""
+
+    masks_patches = True
+    takes = ("seed",)
+    mask_ratio: Annotated[float, Range(gt=0, lt=1)] = 0.75
+    """Share of the patches that are masked."""
+    decoder_layers: Count = 8
+    """Transformer blocks of the decoder."""
+    normalize_pixels: bool = True
+    """Predict pixels that are normalized by the mean and deviation of their patch."""
 
 
 # The methods.
@@ -344,6 +360,32 @@ class DINOConfig(MomentumConfig, MultiCropConfig, PrototypeConfig, ProjectorConf
 
 
 @dataclass(frozen=True, kw_only=True)
+class MAEConfig(MaskedConfig):
+    """Masked Autoencoders Are Scalable Vision Learners (CVPR 2022), Section 3."""
+
+    implementation = "snclr.methods.masked.mae:MAE"
+    decoder_dim: Count = 512
+    """Width of the decoder, a multiple of 4 and of its heads."""
+    decoder_heads: Count = 16
+    """Attention heads of the decoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CAEConfig(MaskedConfig):
+    """Context Autoencoder for Self-Supervised Representation Learning (IJCV 2023), Eq. 1."""
+
+    implementation = "snclr.methods.masked.cae:CAE"
+    mask_ratio: Annotated[float, Range(gt=0, lt=1)] = 0.5
+    decoder_layers: Count = 4
+    regressor_layers: Count = 4
+    """Cross-attention blocks of the regressor, which predicts the features of the masked patches."""
+    alignment_weight: NonNegative = 2.0
+    """Weight of the alignment loss: predicted features against the encoder's own of the masked patches."""
+    tokenizer: str | None = None
+    """Predict tokens instead of pixels: a safetensors file with a codebook of patches; see the guide of methods."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PIRLConfig(ProjectorConfig):
     """Self-Supervised Learning of Pretext-Invariant Representations (CVPR 2020), Eq. 5."""
 
@@ -390,6 +432,8 @@ METHODS: dict[str, type[MethodConfig]] = {
     "swav": SwAVConfig,
     "barlowtwins": BarlowTwinsConfig,
     "dino": DINOConfig,
+    "mae": MAEConfig,
+    "cae": CAEConfig,
     "pirl": PIRLConfig,
     "detco": DetCoConfig,
     "supervised": SupervisedConfig,

@@ -21,12 +21,14 @@ class Setup:
     """The settings of a run on which the values of a method's paper depend."""
 
     encoder: str
+    optimizer: str
     image_size: int
     epochs: int
     batch_size: int
     views: str
     prototypes: int
     local_crops: int
+    tokenizer: str | None
     paper_scale: bool
 
     @property
@@ -38,8 +40,8 @@ class Setup:
 def paper_settings(method: str, setup: Setup) -> dict[str, Any]:
     """Return the settings of a method that its paper or official code chooses by the run.
 
-    >>> cifar = Setup(encoder="resnet18", image_size=32, epochs=200, batch_size=512, views="cifar", prototypes=512,
-    ...               local_crops=0, paper_scale=False)
+    >>> cifar = Setup(encoder="resnet18", optimizer="sgd", image_size=32, epochs=200, batch_size=512, views="cifar",
+    ...               prototypes=512, local_crops=0, tokenizer=None, paper_scale=False)
     >>> paper_settings("simclr", cifar)
     {'temperature': 0.5}
     """
@@ -138,6 +140,36 @@ def _dino(setup: Setup) -> dict[str, Any]:
     return settings
 
 
+def _masked(setup: Setup) -> dict[str, Any]:
+    """Return what MAE and CAE have in common: crops and flips only, fixed positions, a trained patch embedding."""
+    vit = {"sincos": True, "freeze_patch_embed": False, "stem": "auto"} if setup.vit else {}
+    settings = {"views": "crops", "crop_min": 0.2, **vit}
+    if setup.paper_scale:
+        settings |= {"optimizer": "adamw", "weight_decay": 0.05}
+    elif setup.optimizer != "adamw":  # the recipe's learning rate and weight decay are for its own optimizer
+        settings |= {"optimizer": "adamw", "weight_decay": 0.05, "lr": 1e-3}
+    return settings
+
+
+def _mae(setup: Setup) -> dict[str, Any]:
+    settings = {**_masked(setup), "beta2": 0.95}
+    if setup.paper_scale:
+        return {**settings, "lr": 1.5e-4, "warmup_epochs": 40, "heads": None}
+    return {**settings, "decoder_dim": 128, "decoder_layers": 4, "decoder_heads": 4}
+
+
+def _cae(setup: Setup) -> dict[str, Any]:
+    if not setup.paper_scale:
+        # The paper's weight is for the cross-entropy of tokens. In short trainings it outweighs the error of pixels,
+        # and the features become nearly constant.
+        weight = {"alignment_weight": 0.05} if setup.tokenizer is None else {}
+        return {**_masked(setup), "decoder_layers": 2, "regressor_layers": 2, "clip_gradient": 3.0, **weight}
+    base_lr = 1.5e-3 * 256 / 2048  # the authors give the learning rate of a batch of 2048
+    return {
+        **_masked(setup), "crop_min": 0.08, "lr": base_lr, "warmup_epochs": 20, "clip_gradient": 3.0, "drop_path": 0.1,
+    }  # fmt: skip
+
+
 _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "simclr": _simclr,
     "moco": _moco,
@@ -146,6 +178,8 @@ _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "byol": _byol,
     "swav": _swav,
     "dino": _dino,
+    "mae": _mae,
+    "cae": _cae,
     "pirl": _pirl,
     "detco": _detco,
 }

@@ -1,4 +1,4 @@
-"""Encoders by name: torchvision's ResNets, any timm model, and narrow ResNets for training on a CPU.
+"""Encoders by name: torchvision's ResNets, any timm model, and narrow ResNets and a ViT for a CPU.
 
 An encoder maps images (N, 3, S, S) to features (N, num_features): the pooled features of a convolutional network or the
 [CLS] token of a ViT. It is the library's module without the classifier, so its weights have the library's keys. An
@@ -42,6 +42,9 @@ NARROW_RESNETS: dict[str, dict[str, Any]] = {
     "resnet10-narrow": {"layers": [1, 1, 1, 1], "channels": [32, 64, 128, 256], "stem_type": "deep", "stem_width": 16},
     "resnet10-tiny": {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 128], "stem_type": "deep", "stem_width": 8},
 }
+
+# Arguments of timm's vit_tiny; the patch size is that of the short names.
+NARROW_VITS: dict[str, dict[str, Any]] = {"vit4-tiny": {"embed_dim": 64, "depth": 4, "num_heads": 2}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +191,7 @@ def list_encoders(filter: str | None = None) -> list[str]:
     """
     import timm
 
-    names = sorted({*TORCHVISION_RESNETS, *SHORT_VITS, *NARROW_RESNETS, *timm.list_models()})
+    names = sorted({*TORCHVISION_RESNETS, *SHORT_VITS, *NARROW_VITS, *NARROW_RESNETS, *timm.list_models()})
     if filter is None:
         return names
     pattern = filter if any(sign in filter for sign in "*?[") else f"*{filter}*"
@@ -246,6 +249,9 @@ def _look_up(name: str, image_size: int) -> tuple[str, str, dict[str, Any]]:
         return "torchvision", name, {}
     if name in NARROW_RESNETS:
         return "timm", "resnet18", dict(NARROW_RESNETS[name])
+    if name in NARROW_VITS:
+        sizes = {"img_size": image_size, "patch_size": _patch_size(name, image_size)}
+        return "timm", SHORT_VITS["vit_tiny"], {**sizes, **NARROW_VITS[name]}
     if name in SHORT_VITS:
         return "timm", SHORT_VITS[name], {"img_size": image_size, "patch_size": _patch_size(name, image_size)}
     import timm

@@ -44,6 +44,16 @@ def is_vit(model: nn.Module) -> bool:
     return isinstance(model, VisionTransformer)
 
 
+def has_plain_patches(model: nn.Module) -> bool:
+    """Whether `model` is a ViT whose patches can be left out: separate patches, [CLS] or mean pooling, nothing else."""
+    from timm.layers.patch_embed import PatchEmbed
+
+    if not is_vit(model) or not isinstance(model.patch_embed, PatchEmbed) or model.pos_embed is None:
+        return False
+    parts = {"patch_embed", "cls_token", "reg_token", "pos_embed", "norm_pre", "blocks", "norm", "fc_norm"}
+    return {name.partition(".")[0] for name, _ in model.named_parameters()} <= parts
+
+
 def vit_args(
     name: str, model: Any, image_size: int, heads: int | None, *, sincos: bool, freeze: bool
 ) -> dict[str, Any]:

@@ -14,6 +14,7 @@ KINDS = {
     "knn": "kNN",
     "linear-cached": "linear probe",
     "linear-paper": "linear probe (paper)",
+    "linear-mae": "linear probe (MAE's)",
     "finetune": "fine-tuning",
 }
 # The end of a protocol, written by `snclr.evaluation.scoring.describe_sets`.

@@ -124,6 +124,7 @@ def _failure(log: Path, code: int) -> str:
 def _describe(record: dict[str, Any]) -> str:
     """Summarize a finished run in one line."""
     numbers, cost = record["numbers"], record["cost"]
-    texts = [f"{name} {numbers[name]:.2%}" for name in ("knn", "linear") if name in numbers]
+    shown = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
+    texts = [f"{name} {numbers[name]:.2%}" for name in shown if name in numbers]
     texts += [f"{seconds:.3f} s per step"] if (seconds := numbers.get("seconds_per_step")) else []
     return ", ".join([*texts, f"{cost['seconds']:,.0f} s", f"{cost['peak_mb']:,.0f} MB"])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,10 @@ ASSIGNED = {
     "overwrite": "finished runs are recognized by their settings",
 }
 """Settings that the study assigns to each run, and what to do instead of setting them."""
-TUNE_SEED = 1_000_000
-"""Seed of the tuning runs; no compared run has it."""
-VALIDATION_SHARE = 0.1
-"""Share of each training class that is held out for tuning."""
+UNTRAINED = "random"
+"""Name of the row whose encoder keeps its random initial weights."""
+MEASURES = ("knn", "linear")
+"""What a run is evaluated by unless a study says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,10 @@ class Row:
 
     label: str
     settings: dict[str, Any]
+    untrained: bool = False
+    """Whether the encoder keeps its random initial weights."""
+    paper: dict[str, float] = field(default_factory=dict)
+    """The figures of a paper for this row, by metric, as in the table of results."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,19 @@ class Evaluation:
     steps: int = 0
     fingerprint: str = ""
     """Digest of the labeled images."""
+    measures: tuple[str, ...] = MEASURES
+    """knn, linear, linear-paper, finetune-1, finetune-10 (per cent of the labels), detect."""
+    untrained: bool = False
+    """Evaluate the random initial weights."""
+    coco: str | None = None
+    """Folder of the detection data."""
+    detect_recipe: str = "1x"
+
+
+_NOT_IN_KEY = ("data", "test", "coco")
+"""Paths; the fingerprint identifies the images."""
+_LATER = ("measures", "untrained", "detect_recipe")
+"""Fields that earlier versions did not have; they are part of a key only if they differ from the default."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +90,17 @@ class Run:
     @property
     def training_key(self) -> str:
         """Digest of everything that determines the weights."""
-        return sha256_json([_non_default(self.settings), self.data])
+        untrained = [UNTRAINED] if self.evaluation.untrained else []
+        return sha256_json([_non_default(self.settings), self.data, *untrained])
 
     @property
     def key(self) -> str:
         """Digest of everything that determines the record: training and evaluation."""
-        evaluation = {n: v for n, v in dataclasses.asdict(self.evaluation).items() if n not in ("data", "test")}
+        evaluation = {
+            name: value
+            for name, value in dataclasses.asdict(self.evaluation).items()
+            if name not in _NOT_IN_KEY and not (name in _LATER and value == getattr(Evaluation, name))
+        }
         if self.evaluation.kind == "cost" and self.given.get("compile"):
             evaluation["compile"] = True  # same weights, different timings
         return sha256_json([_non_default(self.settings), self.data, evaluation])
@@ -94,12 +115,16 @@ class Run:
     @property
     def folder(self) -> str:
         """Name of the run directory."""
-        return f"{self.settings['method']}-seed{self.seed}-{self.training_key[:12]}"
+        return f"{self._name}-seed{self.seed}-{self.training_key[:12]}"
 
     @property
     def record(self) -> str:
         """File name of the record."""
-        return f"{self.settings['method']}-seed{self.seed}-{self.key[:12]}.json"
+        return f"{self._name}-seed{self.seed}-{self.key[:12]}.json"
+
+    @property
+    def _name(self) -> str:
+        return UNTRAINED if self.evaluation.untrained else str(self.settings["method"])
 
     @property
     def title(self) -> str:
@@ -112,6 +137,7 @@ def make_run(
 ) -> Run:
     """Resolve the settings of one row and seed; common settings that its method does not use are left out."""
     method = str(row.settings["method"])
+    evaluation = dataclasses.replace(evaluation, untrained=row.untrained)
     given = {**settings_for_method(method, common), **row.settings, **overrides, "seed": seed}
     settings = {name: value for name, value in resolve(given).to_dict().items() if name not in ENVIRONMENT}
     if settings.get("init_from"):
@@ -135,15 +161,17 @@ def parse_methods(text: str | Sequence[str]) -> list[Row]:
 
 
 def _parse_row(spec: str) -> Row:
+    if spec == UNTRAINED:
+        return Row(UNTRAINED, {"method": "snclr"}, untrained=True)
     method, _, rest = spec.partition(":")
     pairs = [part.partition("=") for part in rest.split(",") if part]
     if "=" in method or not all(sign for _, sign, _ in pairs):
         raise UserError(f"--methods: {spec!r} is not a method with settings. Write METHOD:NAME=VALUE,NAME=VALUE")
-    settings = {_tunable(name, "--methods"): value for name, _, value in pairs}
+    settings = {row_setting(name, "--methods"): value for name, _, value in pairs}
     return Row(spec, {name: parse_value(name, value) for name, value in {"method": method, **settings}.items()})
 
 
-def _tunable(name: str, flag: str) -> str:
+def row_setting(name: str, flag: str) -> str:
     """Return the name of a setting with underscores; raise UserError if it must be the same for all rows."""
     name = current_name(name.strip().replace("-", "_"))
     if name in SHARED | ENVIRONMENT | ASSIGNED.keys():
@@ -160,23 +188,6 @@ def parse_value(name: str, text: str) -> Any:
     if name not in all_settings():
         resolve({name: text})  # raises with a spelling hint
     return all_settings()[name].parse(text)
-
-
-def parse_tune(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Parse the tuning grid; several settings give every combination.
-
-    >>> parse_tune(["lr=0.1,0.2"])
-    [{'lr': 0.1}, {'lr': 0.2}]
-    """
-    axes: list[list[tuple[str, Any]]] = []
-    for text in texts:
-        name, _, values = text.partition("=")
-        parts = [value.strip() for value in values.split(",") if value.strip()]
-        if len(set(parts)) < 2:
-            raise UserError(f"--tune takes a setting and at least two values, e.g. lr=0.002,0.004, not {text!r}")
-        name = _tunable(name, "--tune")
-        axes.append([(name, parse_value(name, part)) for part in parts])
-    return [dict(choice) for choice in itertools.product(*axes)] if axes else []
 
 
 def _non_default(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,16 @@ from typing import Any
 from snclr.studies.records import Records
 from snclr.studies.statistics import paired, summarize
 
-METRICS = {"knn": "kNN top-1", "linear": "linear top-1"}
-_COSTS = ("seconds", "cpu_seconds", "peak_mb", "queue_mb", "neighbor_purity")
+METRICS = {
+    "knn": "kNN top-1", "linear": "linear top-1",
+    "finetune1": "1 % labels top-1", "finetune10": "10 % labels top-1",
+    "finetune1_top5": "1 % labels top-5", "finetune10_top5": "10 % labels top-5",
+    "AP_bb": "box AP", "AP50_bb": "box AP50", "AP75_bb": "box AP75",
+    "AP_mk": "mask AP", "AP50_mk": "mask AP50", "AP75_mk": "mask AP75",
+}  # fmt: skip
+_COMPARED = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
+"""Metrics with a table of paired differences."""
+_COSTS = ("seconds", "cpu_seconds", "steps", "images", "peak_mb", "queue_mb", "neighbor_purity")
 Part = tuple[list[str], list[list[str]]]
 """Headers and rows of a table."""
 
@@ -25,6 +33,7 @@ def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
     for row, by_seed in zip(study["rows"], by_row, strict=True):
         missing = [seed for seed in study["seeds"] if seed not in by_seed]
         cells = {"label": row["label"], "seeds": sorted(by_seed), "missing": missing, "tuned": row["tuned"]}
+        cells |= {name: row[name] for name in ("paper", "trials") if name in row}
         for name in (*metrics, *_COSTS):
             values = {seed: v for seed, record in sorted(by_seed.items()) if (v := _value(record, name)) is not None}
             if values:
@@ -35,9 +44,11 @@ def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
         rows.append(cells)
     gaps = [f"{row['label']} (seeds {', '.join(map(str, row['missing']))})" for row in rows if row["missing"]]
     unfinished = [f"not finished: {'; '.join(gaps)}"] if gaps else []
+    failed = [row["label"] for row in study["rows"] if any(t["knn"] is None for t in row.get("trials", []))]
+    unfinished += [f"not all tuning trials succeeded: {', '.join(failed)}"] if failed else []
     return {
         **{name: study[name] for name in ("name", "title", "kind", "command", "rule", "seeds", "protocol")},
-        "metrics": metrics, "rows": rows,
+        "budget": study.get("budget", {"kind": "steps"}), "metrics": metrics, "rows": rows,
         "protocols": [f"same for every run: {text}" for one in finished[:1] for text in one["protocols"].values()],
         "notes": [*study["notes"], *_cost_notes(finished), *unfinished],
     }  # fmt: skip
@@ -109,15 +120,23 @@ def _parts(table: Mapping[str, Any]) -> list[Part]:
     """Return headers and rows: means and costs, then the paired differences."""
     if table["kind"] == "cost":
         return [_cost_part(table)]
-    paired_parts = [_paired_part(table, metric) for metric in table["metrics"]] if len(table["rows"]) > 1 else []
-    return [_mean_part(table), *paired_parts]
+    compared = [metric for metric in table["metrics"] if metric in _COMPARED]
+    paired_parts = [_paired_part(table, metric) for metric in compared] if len(table["rows"]) > 1 else []
+    trials = [_trials_part(table)] if any(row.get("trials") for row in table["rows"]) else []
+    return [_mean_part(table), *paired_parts, *trials]
 
 
 def _mean_part(table: Mapping[str, Any]) -> Part:
     rows = table["rows"]
-    columns = [(METRICS[metric], metric, ".2f", 100.0) for metric in table["metrics"]]
+    columns: list[tuple[str, str, str, float]] = []
+    for metric in table["metrics"]:
+        columns.append((METRICS[metric], metric, ".2f", 100.0))
+        if any(metric in row.get("paper", {}) for row in rows):
+            columns.append(("paper", f"paper {metric}", "", 1.0))
     if any("neighbor_purity" in row for row in rows):
         columns.append(("neighbor purity", "neighbor_purity", ".2f", 100.0))
+    if any("images" in row for row in rows):  # records of earlier versions have none
+        columns += [("steps", "steps", ",.0f", 1.0), ("images seen", "images", ",.0f", 1.0)]
     columns.append(("seconds", "seconds", ",.0f", 1.0))
     if all("cpu_seconds" in row for row in rows):
         columns.append(("CPU seconds", "cpu_seconds", ",.0f", 1.0))
@@ -129,6 +148,20 @@ def _mean_part(table: Mapping[str, Any]) -> Part:
         for row, line in zip(rows, cells, strict=True):
             line.append(", ".join(f"{name}={value}" for name, value in row["tuned"].items()) or "–")
     return heads, cells
+
+
+def _trials_part(table: Mapping[str, Any]) -> Part:
+    """Return the validation kNN of every tuning trial; those of the chosen settings have an asterisk."""
+    most = max(len(row.get("trials", [])) for row in table["rows"])
+    rows = []
+    for row in table["rows"]:
+        cells = []
+        for trial in row.get("trials", []):
+            tried = ", ".join(f"{name}={value}" for name, value in trial["settings"].items()) or f"seed {trial['seed']}"
+            score = "failed" if trial["knn"] is None else f"{100 * trial['knn']:.2f}"
+            cells.append(f"{tried}: {score}{'*' if trial['settings'] == row['tuned'] else ''}")
+        rows.append([row["label"], *cells, *["–"] * (most - len(cells))])
+    return ["tuning: validation kNN (* chosen)", *(f"trial {number + 1}" for number in range(most))], rows
 
 
 def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
@@ -150,6 +183,8 @@ def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
 
 def _cost_part(table: Mapping[str, Any]) -> Part:
     heads = ["row", "queue MB", "peak MB", "peak over first", "seconds per step", "over first"]
+    figures = any(row.get("paper") for row in table["rows"])
+    heads += ["paper: more MB", "paper: seconds per step"] if figures else []
     rows, first = [], table["rows"][0]
     for row in table["rows"]:
         more, slower = "–", "–"
@@ -159,15 +194,20 @@ def _cost_part(table: Mapping[str, Any]) -> Part:
         queue = f"{row['queue_mb']['mean']:.2f}" if "queue_mb" in row else "–"
         rows.append([row["label"], queue, _mean(row, "peak_mb", ".1f"), more, _mean(row, "seconds_per_step", ".4f")])
         rows[-1].append(slower)
+        if figures:
+            rows[-1] += [_mean(row, f"paper {name}", "") for name in ("more_mb", "seconds_per_step")]
     return heads, rows
 
 
 def _mean(row: Mapping[str, Any], name: str, spec: str, scale: float = 1.0) -> str:
-    """Format mean ± standard deviation; the mean alone with one seed."""
+    """Format mean ± standard deviation, the mean alone with one seed or if it is exact; a paper's figure as given."""
+    if name.startswith("paper "):
+        return str(row.get("paper", {}).get(name.removeprefix("paper "), "–"))
     if name not in row:
         return "–"
     mean, sd = row[name]["mean"], row[name]["sd"]
-    return f"{scale * mean:{spec}}" + ("" if sd is None else f" ± {scale * sd:{spec}}")
+    exact = sd is None or (sd == 0 and name in ("steps", "images"))
+    return f"{scale * mean:{spec}}" + ("" if exact else f" ± {scale * sd:{spec}}")
 
 
 def _points(value: float | None) -> str:

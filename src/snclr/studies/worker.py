@@ -17,23 +17,20 @@ from typing import Any
 
 import torch
 
-from snclr.checkpoint.encoder_file import load_encoder
+from snclr.checkpoint.encoder_file import save_encoder
 from snclr.checkpoint.run_dir import RunDir
-from snclr.data.splits import hold_out, open_splits, take
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
-from snclr.evaluation.features import extract_features
-from snclr.evaluation.knn import knn
-from snclr.evaluation.linear import linear_cached
-from snclr.evaluation.results import append_result
-from snclr.evaluation.scoring import match_labels
 from snclr.io.atomic import discard, remove_leftovers
 from snclr.io.jsonl import append_jsonl, read_jsonl
 from snclr.runtime.device import pick_device
 from snclr.runtime.machine import cpu_name, versions
 from snclr.runtime.stop import StopRequested
+from snclr.studies.conditions.budget import images_per_step
+from snclr.studies.measures import evaluate
 from snclr.studies.records import SCHEMA, downsample_metrics, write_record
-from snclr.studies.runs import VALIDATION_SHARE
+from snclr.studies.runs import UNTRAINED
+from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import resolve
 from snclr.train.cost import WARMUP_STEPS, measure_cost, peak_memory
 from snclr.train.metrics import read_metrics
@@ -48,6 +45,8 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except StopRequested as request:  # in an evaluation, which the next start continues
+        return request.exit_code
     except KeyboardInterrupt:
         return 130
 
@@ -58,15 +57,20 @@ def run_job(job: dict[str, Any]) -> int:
     measured: dict[str, Any]
     if evaluation["kind"] == "cost":
         measured = _measure_steps(job["given"], evaluation["steps"])
+    elif evaluation["untrained"]:
+        _write_untrained(job)
+        measured = {**evaluate(job), "cost": {**_NO_COST, **peak_memory()}, "last": {}, "series": {}}
     else:
         stopped = _train(job)
         if stopped:
             return stopped
         lines = read_metrics(job["folder"])
         last = {name: value for name, value in lines[-1].items() if name != "timing"} if lines else {}
-        measured = {**_evaluate(job), "cost": _cost_of(job), "last": last, "series": downsample_metrics(lines)}
+        measured = {**evaluate(job), "cost": _cost_of(job), "last": last, "series": downsample_metrics(lines)}
     if rank_and_size()[0] == 0:
-        names = {name: Path(evaluation[name]).name for name in ("data", "test") if evaluation[name]}  # no local paths
+        names = {
+            name: Path(evaluation[name]).name for name in ("data", "test", "coco") if evaluation[name]
+        }  # no local paths
         record = {
             "schema": SCHEMA, "key": job["key"], "settings": job["settings"], "data": job["data"],
             "evaluation": {**evaluation, **names}, **measured, "where": _environment(job),
@@ -88,6 +92,20 @@ def _measure_steps(given: dict[str, Any], steps: int) -> dict[str, Any]:
     return {
         "numbers": {"seconds_per_step": cost.pop("seconds_per_step")}, "protocols": {"cost": protocol}, "cost": cost
     }  # fmt: skip
+
+
+_NO_COST: dict[str, Any] = {
+    "seconds": 0.0, "cpu_seconds": 0.0, "steps": 0, "images": 0, "skipped": 0, "attempts": 1
+}  # fmt: skip
+
+
+def _write_untrained(job: dict[str, Any]) -> None:
+    """Write the encoder with the weights that a run of this seed starts from."""
+    config = resolve(job["given"])
+    spec = encoder_spec(config)
+    if rank_and_size()[0] == 0 and not RunDir(job["folder"]).encoder_weights.is_file():
+        encoder = build_method(config, spec).encoder
+        save_encoder(encoder, spec, Path(job["folder"]), extra={"method": UNTRAINED, "seed": config.seed})
 
 
 def _train(job: dict[str, Any]) -> int:
@@ -140,41 +158,9 @@ def _cost_of(job: dict[str, Any]) -> dict[str, Any]:
         "cpu_seconds": round(sum(line["cpu_seconds"] for line in ends), 2) if whole else None,
         "peak_mb": max(line["peak_mb"] for line in ends if "peak_mb" in line),
         **{name: last[name] for name in ("memory", "steps", "skipped")},
+        "images": round(last["steps"] * images_per_step(job["given"])),
         "attempts": len(ends),
     }
-
-
-def _evaluate(job: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate kNN and linear accuracy on the same features; for tuning only kNN, on a part of the training set."""
-    evaluation, data = job["evaluation"], job["evaluation"]["data"] or job["given"]["data"]
-    train, test, description = open_splits(data, evaluation["test"])
-    for path in filter(None, (data, evaluation["test"])):
-        description = description.replace(path, Path(path).name)  # records are shared: no local paths
-    if evaluation["kind"] == "validation":
-        train_labels, _ = match_labels(train, train)
-        kept, held = hold_out(train_labels, VALIDATION_SHARE, seed=0)
-        train, test = take(train, kept), take(train, held)
-        description += f", {VALIDATION_SHARE:.0%} of each training class held out for tuning; test split not used"
-    encoder, spec = load_encoder(Path(job["folder"]))
-    train_labels, test_labels = match_labels(train, test)
-    options: dict[str, Any] = {
-        "image_size": spec.image_size, "workers": 0, "quiet": True,
-        "device": pick_device(resolve(job["given"]).device),
-    }  # fmt: skip
-    a = extract_features(encoder, train, labels=train_labels, **options)
-    b = extract_features(encoder, test, labels=test_labels, **options)
-    sets = (a.features, a.labels, b.features, b.labels)
-    results: dict[str, Any] = {
-        "knn": knn(*sets, k=evaluation["k"], temperature=evaluation["temperature"], data=description)
-    }
-    if evaluation["kind"] == "test":
-        results["linear"] = linear_cached(*sets, data=description)
-    for name, result in results.items() if rank_and_size()[0] == 0 else ():
-        kind = "linear-cached" if name == "linear" else name
-        append_result(job["folder"], kind, {"top1": result.top1, "top5": result.top5}, result.protocol)
-    numbers = {name: result.top1 for name, result in results.items()}
-    numbers |= {f"{name}_top5": result.top5 for name, result in results.items() if result.top5 is not None}
-    return {"numbers": numbers, "protocols": {name: result.protocol for name, result in results.items()}}
 
 
 def _environment(job: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
-from snclr.models.vit import accept_size, set_drop_path
+from snclr.models.vit import accept_size, has_plain_patches, set_drop_path
 from snclr.runtime.memory import image_cache_bytes
 from snclr.runtime.progress import set_status
 from snclr.train.config import PretrainConfig, fit_queue
@@ -68,7 +68,7 @@ def build_task(
     peak_lr = scaled_lr(config.lr, config.batch_size)
     optimizer = build_optimizer(
         config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
-        weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr,
+        weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr, beta2=config.beta2,
     )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
@@ -113,6 +113,11 @@ def build_method(
     encoder = build_encoder(spec)
     if config.zero_init_residual:
         zero_init_residual(encoder)
+    if config.method_config.masks_patches and not has_plain_patches(encoder):
+        raise UserError(
+            f"method {config.method} masks the patches of a plain ViT, and {config.encoder} is none. Choose a ViT"
+            " such as --encoder vit_tiny, or another --method."
+        )
     offered = {"classes": classes, "images": images, "seed": config.seed}
     options = {name: offered[name] for name in config.method_config.takes}
     method: Method = method_class(encoder, spec.num_features, config.method_config, **options)
@@ -124,8 +129,11 @@ def build_method(
 
 
 def view_settings(config: PretrainConfig) -> tuple[ViewSettings, ...]:
-    """Return the augmentation settings of the two views, and of those that follow: the plain view or local crops."""
-    views: tuple[ViewSettings, ...] = VIEW_GROUPS[config.views]
+    """Return the augmentation settings of the two views, and of those that follow: the plain view or local crops.
+
+    A method that masks patches has one view.
+    """
+    views: tuple[ViewSettings, ...] = VIEW_GROUPS[config.views][: 1 if config.method_config.masks_patches else 2]
     if config.crop_min is not None:
         views = tuple(replace(view, crop_min=config.crop_min) for view in views)
     if local_crops := getattr(config.method_config, "local_crops", 0):

@@ -115,6 +115,8 @@ class OptimConfig:
     """Weight decay at the end of the training, reached along a cosine (default: constant)."""
     weight_decay_on: Literal["weights", "all"] = "weights"
     """Parameters with weight decay: weights (no biases, norms and tokens) or all; lars never decays 1-D tensors."""
+    beta2: Annotated[float, Range(ge=0, lt=1)] = 0.999
+    """Decay rate β2 of the second moment of adamw."""
     clip_gradient: Positive | None = None
     """Clip the gradient to this norm (default: no clipping)."""
 

@@ -41,6 +41,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
         queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
     durations: list[float] = []
     ends: list[float] = []
+    cpu_ends: list[float] = []
     batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
     with (
         limit_threads(config.threads),
@@ -53,6 +54,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             ends.append(time.perf_counter())
+            cpu_ends.append(time.process_time())
             durations.append(ends[-1] - start)
             progress.update(1)
     return {
@@ -60,6 +62,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
         "seconds": round(sum(durations), 3), "steps": steps,
         "queue_mb": round(sum(queue.features.nbytes for queue in queues) / 1e6, 3),
         "seconds_with_views": (ends[-1] - ends[WARMUP_STEPS - 1]) / steps,
+        "cpu_seconds_per_step": (cpu_ends[-1] - cpu_ends[WARMUP_STEPS - 1]) / steps,
         "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer).values()) / 1e6,
         **peak_memory(),
     }  # fmt: skip

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 # Tokens and position embeddings of transformers: added to features like biases, so not decayed.
-_NO_DECAY = frozenset({"cls_token", "dist_token", "reg_token", "pos_embed", "relative_position_bias_table"})
+_NO_DECAY = frozenset(
+    {"cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "relative_position_bias_table"}
+)
 
 
 class LARS(torch.optim.Optimizer):
@@ -54,6 +56,7 @@ def build_optimizer(
     weight_decay: float,
     weight_decay_on: str = "weights",
     constant_lr: Collection[str] = (),
+    beta2: float = 0.999,
 ) -> torch.optim.Optimizer:
     """Return the optimizer "lars", "adamw" or "sgd" over the parameters that require a gradient, in the order given.
 
@@ -81,7 +84,7 @@ def build_optimizer(
     if name == "lars":
         return LARS(groups, lr=lr)
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=lr)
+        return torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2))
     return torch.optim.SGD(groups, lr=lr, momentum=0.9)
 
 

@@ -121,7 +121,10 @@ class PretrainTask(LoaderTask):
             chance = purity_chance(self._labels)
             self.progress.print(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
             self._purity_printed = True
-        is_collapsed = collapsed(values, min(self.config.batch_size - 1, output.features.shape[1]))
+        # Features that predict masked patches may be nearly equal; the loss keeps them from becoming equal.
+        is_collapsed = not self.config.method_config.masks_patches and collapsed(
+            values, min(self.config.batch_size - 1, output.features.shape[1])
+        )
         if is_collapsed and not self._collapsed:
             self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed

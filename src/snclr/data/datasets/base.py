@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from snclr.data.decode import RGBImage, decode
+from snclr.data.info import split_part
 from snclr.data.labels import Labels as Labels
 from snclr.data.labels import renumber_labels
 from snclr.data.sampler import Ids, cached_epoch_order
@@ -123,7 +124,8 @@ def open_dataset(
 
     `split` selects a split if there are several. torchvision datasets are read from `root`, and downloaded only with
     `download=True`; URLs and `hf:` are always downloaded. A name takes precedence over a folder of the same name: write
-    `./demo` for the folder.
+    `./demo` for the folder. `SPEC#fit` and `SPEC#validation` are the training split without its validation images, and
+    these images alone (`splits.open_part`).
 
     >>> open_dataset("demo").classes
     ['airplane', 'automobile', 'frog', 'horse', 'ship']
@@ -134,8 +136,12 @@ def open_dataset(
     from snclr.data.datasets.folder import open_folder, open_list, split_folder
     from snclr.data.datasets.huggingface import names_huggingface, open_huggingface
     from snclr.data.shards.open import is_shard_folder, names_shards, open_shards
+    from snclr.data.splits import open_part
 
     text = str(spec)
+    if split_part(text)[1] and split == "train":
+        return open_part(text, root=root, download=download)
+    text = split_part(text)[0]
     name = text.lower() if isinstance(spec, str) else ""
     if name == "demo":
         return open_demo(split)
@@ -143,7 +149,7 @@ def open_dataset(
         return open_builtin(name, split=split, root=root, download=download)
     if names_huggingface(text):
         return open_huggingface(text, split=split)
-    path = Path(spec).expanduser()
+    path = Path(text).expanduser()
     if path.is_dir():
         subfolder = split_folder(path, split)
         if is_shard_folder(subfolder):

@@ -13,7 +13,10 @@ from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b5b5b")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", ":", "-.")
-_TITLES = {"knn": "kNN top-1 (%)", "linear": "linear top-1 (%)"}
+_TITLES = {
+    "knn": "kNN top-1 (%)", "linear": "linear top-1 (%)", "finetune1": "1 % labels top-1 (%)",
+    "finetune10": "10 % labels top-1 (%)", "AP_bb": "box AP (%)", "AP_mk": "mask AP (%)",
+}  # fmt: skip
 _SERIES_TITLES = {"neighbor_purity": "neighbor purity (%)", "queue_knn": "kNN accuracy within the queue (%)"}
 
 
@@ -26,7 +29,7 @@ def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
     if table["kind"] == "cost":
         panels = [("seconds_per_step", "seconds per step", 1.0), ("peak_mb", "peak MB", 1.0)]
     else:
-        panels = [(metric, _TITLES[metric], 100.0) for metric in table["metrics"]]
+        panels = [(metric, _TITLES[metric], 100.0) for metric in table["metrics"] if metric in _TITLES]
     rows = [row for row in table["rows"] if any(name in row for name, _, _ in panels)]
     if not rows:
         return False
@@ -87,6 +90,8 @@ def _heading(table: Mapping[str, Any]) -> str:
         topic = "comparison of methods"
     if table["kind"] == "cost":
         return f"Cost on {data}: {topic}"
+    if not set(table["metrics"]) <= {"knn", "linear"}:
+        return table["title"]
     what = " and ".join("kNN" if metric == "knn" else metric for metric in table["metrics"])
     seeds = len(table["seeds"])
     return f"{what} accuracy on {data}: {topic}, {seeds} seed{'s' * (seeds > 1)}"

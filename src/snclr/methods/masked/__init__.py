@@ -1,0 +1,1 @@
+"""Methods that mask patches of a ViT: MAE and CAE."""

@@ -1,0 +1,116 @@
+"""Assemble the study of `snclr compare` from its flags and, if one is named, from a named study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from snclr.data.info import FIT, DatasetInfo, inspect_dataset
+from snclr.data.splits import has_own_test_split
+from snclr.errors import UserError, count
+from snclr.studies.conditions.budget import parse_budget
+from snclr.studies.conditions.leakage import check_test_images
+from snclr.studies.conditions.tuning import TUNE_SEED, parse_tune
+from snclr.studies.design import Study, check_settings, command_line
+from snclr.studies.options import StudyOptions
+from snclr.studies.paper.named import NamedStudy, get_study, is_small, study_measures, study_rows, study_settings
+from snclr.studies.runs import Evaluation, Row, parse_methods
+
+DEFAULT_METHODS = "snclr,nnclr,mocov3"
+
+
+def assemble_comparison(
+    options: StudyOptions, settings: dict[str, Any], *, methods: str | Sequence[str] | None, study: str | None,
+    budget: str | None, tune: Sequence[str], tune_seed: int, coco: str | None, name: str | None,
+) -> Study:  # fmt: skip
+    """Return the study; raise UserError before anything is trained if it is not possible."""
+    flags = {
+        "study": study, "methods": methods if methods is None or isinstance(methods, str) else ",".join(methods),
+        "budget": budget, "tune": tune, "tune_seed": None if tune_seed == TUNE_SEED else tune_seed, "coco": coco,
+        "name": name,
+    }  # fmt: skip
+    named = None if study is None else get_study(study)
+    given = dict(settings)
+    if named is not None:
+        settings = study_settings(named, settings)
+        tune = tune or named.tune
+    if named is None:
+        rows, notes = parse_methods(DEFAULT_METHODS if methods is None else methods), list[str]()
+        flags["methods"] = ",".join(row.label for row in rows)
+        check_settings(settings, rows)
+        data = inspect_dataset(settings.get("data") or "")
+    else:
+        data = inspect_dataset(settings.get("data") or "")
+        only = methods.split(",") if isinstance(methods, str) else list(methods or ())
+        rows, notes = study_rows(named, settings, data, only=only, own_epochs=budget is None)
+        settings = _used(settings, rows)
+        notes.insert(0, _source(named, settings))
+    axes = parse_tune(tune)
+    apart = options.eval_data is None and (options.test is not None or has_own_test_split(settings["data"]))
+    check_settings(settings, rows, axes, fits_apart=apart)
+    evaluation, more = _evaluation(options, named, settings, data, rows, coco)
+    title = _title(data, named, settings, rows, options)
+    command = command_line("compare", {**flags, **options.recorded(), **given})
+    return Study(
+        options, name or study or "compare", title, rows, settings, evaluation, data, command, axes=axes,
+        tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
+        fit=inspect_dataset(settings["data"] + FIT) if axes and apart else None,
+    )  # fmt: skip
+
+
+def _title(
+    data: DatasetInfo, named: NamedStudy | None, settings: dict[str, Any], rows: Sequence[Row], options: StudyOptions
+) -> str:
+    """Return data, topic and size of the study; the topic of a table of the paper names its encoder and data."""
+    topic = "" if named is None else f"{named.title}, "
+    if named is not None and is_small(settings) and named.epochs is not None:
+        topic = f"rows of {named.source} of the paper, "
+    return f"{data.name}: {topic}{count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
+
+
+def _source(named: NamedStudy, settings: dict[str, Any]) -> str:
+    """Say where the rows and the figures of the paper come from."""
+    if not any(system.figures for system in named.systems) and not named.ablations:
+        return f"protocol: {named.source}"
+    epochs = f", {named.epochs} epochs" if named.epochs and is_small(settings) and not _own_epochs(named) else ""
+    return f"paper: {named.source} of Ge et al. (ICLR 2023), on ImageNet{epochs}; * trained by its authors"
+
+
+def _own_epochs(named: NamedStudy) -> bool:
+    return any(system.epochs for system in named.systems)
+
+
+def _used(settings: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Leave out the study's own defaults that none of the rows uses."""
+    from snclr.train.config import settings_for_method
+
+    methods = {row.settings["method"] for row in rows}
+    used = {name for method in methods for name in settings_for_method(method, settings)}
+    return {name: value for name, value in settings.items() if name in used}
+
+
+def _evaluation(
+    options: StudyOptions, named: NamedStudy | None, settings: dict[str, Any], data: DatasetInfo, rows: Sequence[Row],
+    coco: str | None,
+) -> tuple[Evaluation, list[str]]:  # fmt: skip
+    """Return how the runs are evaluated, after a check of the test images, and notes."""
+    if named is not None and named.kind == "cost":
+        return Evaluation(kind="cost", steps=30), []
+    evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
+    evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
+    if named is None:
+        if coco is not None:
+            raise UserError("--coco is for studies that measure detection, e.g. --study table-3-detection")
+        return evaluation, notes
+    evaluation = replace(evaluation, measures=study_measures(named, settings))
+    if not named.needs_coco:
+        return evaluation, notes
+    if coco is None:
+        raise UserError("this study measures detection: give the COCO data with --coco FOLDER")
+    from snclr.evaluation.detection.coco import open_coco
+
+    train, val, _ = open_coco(coco)
+    fingerprint = evaluation.fingerprint + train.fingerprint() + val.fingerprint()
+    recipe = "cpu" if is_small(settings) else "1x"
+    return replace(evaluation, coco=coco, detect_recipe=recipe, fingerprint=fingerprint), notes

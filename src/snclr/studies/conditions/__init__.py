@@ -1,0 +1,1 @@
+"""Equal conditions of a comparison: budget, tuning, and test images that are not trained on."""

@@ -1,0 +1,201 @@
+"""The design of a study: rows × seeds, with equal settings except for what is compared."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from snclr.data.info import FIT, DatasetInfo, dataset_name
+from snclr.errors import UserError
+from snclr.methods import METHODS
+from snclr.studies.conditions.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_per_step, nearest_epochs
+from snclr.studies.conditions.tuning import TUNE_SEED, Axis, Trial, count_trials, row_trials
+from snclr.studies.options import StudyOptions
+from snclr.studies.runs import ASSIGNED, Evaluation, Row, Run, make_run
+from snclr.train.config import resolve, settings_for_method
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared. `settings` apply to all rows; with `axes`, each row is tuned over them."""
+
+    options: StudyOptions
+    name: str
+    title: str
+    rows: list[Row]
+    settings: dict[str, Any]
+    evaluation: Evaluation
+    data: DatasetInfo
+    command: str
+    """Command line that repeats the study."""
+    rule: str = ""
+    """How the values of an ablation were scaled to the dataset."""
+    axes: list[Axis] = field(default_factory=list)
+    tune_seed: int = TUNE_SEED
+    fit: DatasetInfo | None = None
+    """The images that tuning runs train on: without the validation images. None: all of `data`."""
+    budget: Budget = field(default_factory=Budget)
+    notes: list[str] = field(default_factory=list)
+    """Remarks for the protocol."""
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\") or len(name.encode()) > 150:
+            raise UserError(f"--name {name!r} is not a valid file name. Use letters, digits, spaces and dashes.")
+        used = range(self.tune_seed, self.tune_seed + max(1, count_trials(self.axes)))
+        if both := [seed for seed in self.options.seed_list if seed in used]:
+            raise UserError(f"seed {both[0]} is used for tuning. Give other --seeds or another --tune-seed.")
+        if self.budget.kind == "seconds" and self.evaluation.kind == "cost":
+            raise UserError("--budget is for trained rows; a study of costs has none. Leave it out.")
+
+    def steps(self, run: Run) -> int:
+        """Return the number of training steps of a run."""
+        from snclr.data.sampler import steps_per_epoch
+
+        if run.evaluation.untrained:
+            return 0
+        if run.evaluation.kind == "cost":
+            return run.evaluation.steps
+        images = self.fit.images if self.fit is not None and run.data == self.fit.fingerprint else self.data.images
+        return int(run.settings["epochs"]) * steps_per_epoch(images, int(run.settings["batch_size"]))
+
+    def images(self, run: Run) -> int:
+        """Return the number of images of all steps of a run, whatever the number of views."""
+        return self.steps(run) * int(run.settings["batch_size"])
+
+    def calibration_runs(self) -> list[Run]:
+        """Return the runs that measure the seconds per step of each trained row, if the budget is in seconds."""
+        if self.budget.kind != "seconds":
+            return []
+        cost = Evaluation(kind="cost", steps=CALIBRATION_STEPS)
+        return [self._run(row, self.tune_seed, cost) for row in self.rows if not row.untrained]
+
+    def equal_epochs(self, seconds: Mapping[str, float]) -> dict[str, int]:
+        """Return the epochs of each row that use up the budget; {} if all rows have the same epochs.
+
+        `seconds` are those of a step by row. Without an amount, the budget is what `--epochs` amount to: in images with
+        two full views, in seconds for the first row.
+        """
+        kind, trained = self.budget.kind, [row for row in self.rows if not row.untrained]
+        if (kind == "steps" and self.budget.amount is None) or not trained:
+            return {}
+        per_step: dict[str, float] = {row.label: self._per_step(row) for row in trained}
+        if kind == "seconds":
+            per_step = dict(seconds)
+        amount, first = self.budget.amount, trained[0]
+        if amount is None and first.label not in per_step:
+            return {}  # its calibration failed, so the budget is not known
+        if amount is None:
+            batch = self._run(first, self.tune_seed, self.evaluation).settings["batch_size"]
+            each = USUAL_VIEWS * batch if kind == "images" else per_step[first.label]
+            amount = each * self.own_epochs(first) * self._steps_per_epoch(first)
+        return {
+            row.label: nearest_epochs(amount, per_step[row.label], self._steps_per_epoch(row))
+            for row in trained
+            if row.label in per_step
+        }
+
+    def own_epochs(self, row: Row) -> int:
+        """Return the epochs of a row by its settings, whatever the budget."""
+        return int(self._run(row, self.tune_seed, self.evaluation).settings["epochs"])
+
+    def _steps_per_epoch(self, row: Row) -> int:
+        from snclr.data.sampler import steps_per_epoch
+
+        batch = self._run(row, self.tune_seed, self.evaluation).settings["batch_size"]
+        return steps_per_epoch(self.data.images, int(batch))
+
+    def _per_step(self, row: Row) -> float:
+        """Return what a step of a row costs in units of the budget, if that is known without a measurement."""
+        if self.budget.kind != "images":
+            return 1.0
+        return images_per_step(self._run(row, self.tune_seed, self.evaluation).given)
+
+    def trials(self, row: Row) -> list[Trial]:
+        """Return the tuning trials of a row."""
+        return row_trials(row, self.axes, self._run(row, self.tune_seed, self.evaluation).settings, self.tune_seed)
+
+    def tuning_runs(self, epochs: Mapping[str, int]) -> dict[str, list[tuple[Trial, Run]]]:
+        """Return the runs that choose the settings of each row, evaluated by kNN on validation images."""
+        evaluation = replace(self.evaluation, kind="validation", measures=Evaluation.measures)
+        return {
+            row.label: [
+                (t, self._run(row, t.seed, evaluation, **{**_epochs(epochs, row), **t.settings}))
+                for t in self.trials(row)
+            ]
+            for row in self.rows
+        }
+
+    def runs(self, chosen: Mapping[str, Mapping[str, Any]], epochs: Mapping[str, int]) -> list[Run]:
+        """Return the runs of the table, seed by seed, so that an interrupted study has complete seeds.
+
+        A row that could not be tuned or calibrated has none.
+        """
+        rows = [row for row in self.rows if row.untrained or self._is_ready(row, chosen, epochs)]
+        runs = ((seed, row) for seed in self.options.seed_list for row in rows)
+        return [
+            self._run(row, seed, self.evaluation, **{**_epochs(epochs, row), **chosen.get(row.label, {})})
+            for seed, row in runs
+        ]
+
+    def _is_ready(self, row: Row, chosen: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:
+        return (not self.axes or row.label in chosen) and (self.budget.kind != "seconds" or row.label in epochs)
+
+    def _run(self, row: Row, seed: int, evaluation: Evaluation, **overrides: Any) -> Run:
+        """Return a run of a row; one that is evaluated on validation images does not train on them."""
+        settings, data = self.settings, self.data
+        if self.fit is not None and evaluation.kind == "validation":
+            settings, data = {**settings, "data": settings["data"] + FIT}, self.fit
+        return make_run(row, seed, settings, data=data.fingerprint, evaluation=evaluation, **overrides)
+
+
+def _epochs(epochs: Mapping[str, int], row: Row) -> dict[str, int]:
+    return {"epochs": epochs[row.label]} if row.label in epochs else {}
+
+
+def check_settings(
+    settings: Mapping[str, Any], rows: Sequence[Row], axes: Sequence[Axis] = (), *, fits_apart: bool = True
+) -> None:
+    """Raise UserError for settings that are invalid, unused or assigned by the study, and rows that cannot be tuned.
+
+    `fits_apart`: whether tuning runs do not train on the validation images.
+    """
+    for name, instead in ASSIGNED.items():
+        if name in settings:
+            raise UserError(f"--{name} cannot be set in a comparison: {instead}")
+    methods = list(dict.fromkeys(row.settings["method"] for row in rows))
+    used = {name for method in methods for name in settings_for_method(method, settings)}
+    if unused := [name for name in settings if name not in used]:
+        raise UserError(f"none of the methods ({', '.join(methods)}) uses {unused[0]}; leave the flag out")
+    for row in rows:
+        method = row.settings["method"]
+        resolved = resolve({**settings_for_method(method, settings), **row.settings}).to_dict()
+        row_trials(row, axes, resolved, 0)
+        if axes and METHODS[method].needs_labels and not fits_apart:
+            raise UserError(
+                f"--tune cannot be used with the method {method} here: it would train on the labels of the validation"
+                " images. Give data with its own test split and no --eval-data, or compare it in a separate command."
+            )
+
+
+def command_line(command: str, given: Mapping[str, Any]) -> str:
+    """Return the command that makes a study, to be stored with its results; paths are replaced by dataset names.
+
+    >>> command_line("compare", {"methods": "snclr,byol", "seeds": 3, "data": "/somewhere/photos", "sincos": False})
+    'snclr compare --methods snclr,byol --seeds 3 --data photos --no-sincos --out OUT'
+    """
+    arguments = ["snclr", command]
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
+            arguments += [argument for item in value for argument in (flag, item)]
+        elif isinstance(value, (list, tuple)):  # "4," is the list of one seed, "4" a number of seeds
+            arguments += [flag, ",".join(map(str, value)) + "," * (len(value) == 1)] if value else []
+        elif value is not None:
+            is_path = name in ("data", "eval_data", "test", "init_from", "coco")
+            arguments += [flag, dataset_name(str(value)) if is_path else str(value)]
+    return shlex.join([*arguments, "--out", "OUT"])

@@ -1,0 +1,246 @@
+"""Named studies: the paper's tables and the small table of all methods, as rows and settings of `snclr compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from snclr.data.info import DatasetInfo
+from snclr.errors import UserError, did_you_mean
+from snclr.methods import METHODS
+from snclr.recipes import get_recipe
+from snclr.studies.paper.ablations import ablation_rows
+from snclr.studies.paper.figures import (
+    ABLATIONS,
+    TABLE_1_RESNET50,
+    TABLE_1_VIT_BASE,
+    TABLE_1_VIT_SMALL,
+    TABLE_2_RESNET50,
+    TABLE_2_VIT_SMALL,
+    TABLE_3,
+    PaperTable,
+    System,
+)
+from snclr.studies.runs import UNTRAINED, Row
+from snclr.train.config import all_settings, fit_queue, resolve, settings_for_method
+
+SMALL_VIT = {"encoder": "vit4-tiny", "stem": "auto"}
+"""The encoder of ViT rows with recipes for little data."""
+
+
+@dataclass(frozen=True)
+class NamedStudy:
+    """Rows and defaults of a study. Flags override the defaults."""
+
+    title: str
+    source: str
+    systems: tuple[System, ...] = ()
+    ablations: tuple[str, ...] = ()
+    """Tables of `snclr ablate` whose rows it has, instead of `systems`."""
+    measures: tuple[str, ...] = ("knn", "linear")
+    kind: str = "test"
+    epochs: int | None = None
+    """Epochs at the paper's scale: of the repeated column, or of the first row if rows differ."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the runs."""
+    small: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults with recipes for little data."""
+    tune: tuple[str, ...] = ()
+    seeds: int = 3
+
+    @property
+    def needs_coco(self) -> bool:
+        """Whether it evaluates detection."""
+        return "detect" in self.measures
+
+    @property
+    def example(self) -> str:
+        """The flags of a run at full scale."""
+        data = "" if "data" in self.settings else " --data imagenet/"
+        return f"{data}{' --coco coco/' if self.needs_coco else ''}".strip()
+
+
+def _from_table(table: PaperTable, measures: tuple[str, ...], **small: Any) -> NamedStudy:
+    return NamedStudy(
+        table.title, table.source, table.systems, measures=measures, epochs=table.epochs,
+        settings={"recipe": table.recipe}, small=small, seeds=1,
+    )  # fmt: skip
+
+
+def _ablation(source: str, title: str, *tables: str) -> NamedStudy:
+    kind = "cost" if tables == ("cost",) else "test"
+    return NamedStudy(
+        title, source, ablations=tables, kind=kind, epochs=300, settings={"recipe": "vit-small-imagenet"},
+        small=SMALL_VIT, seeds=1,
+    )  # fmt: skip
+
+
+_TABLE_LINEAR, _TABLE_SEMI = ("knn", "linear"), ("knn", "finetune-1", "finetune-10")
+_ALL: tuple[System, ...] = (
+    System("snclr", "snclr"),
+    System("simclr", "simclr"),
+    System("moco", "moco"),
+    System("mocov2", "mocov2", settings={"symmetric": True}),
+    System("infomin", "mocov2", settings={"views": "infomin"}),
+    System("mocov3", "mocov3"),
+    System("byol", "byol"),
+    System("simsiam", "simsiam"),
+    System("nnclr", "nnclr"),
+    System("swav", "swav"),
+    System("barlowtwins", "barlowtwins", settings={"dim": 1024, "hidden": 1024}),
+    System("dino", "dino"),
+    System("pirl", "pirl"),
+    System("detco", "detco"),
+    System("mae (ViT)", "mae", settings={**SMALL_VIT, "decoder_dim": 64, "decoder_layers": 1, "decoder_heads": 2}),
+    System("cae (ViT)", "cae", settings={**SMALL_VIT, "decoder_layers": 1, "regressor_layers": 1}),
+    System("supervised", "supervised"),
+    System("random", UNTRAINED),
+    System("random (ViT)", UNTRAINED, settings=SMALL_VIT),
+)
+
+STUDIES: dict[str, NamedStudy] = {
+    "table-1-resnet50": _from_table(TABLE_1_RESNET50, _TABLE_LINEAR),
+    "table-1-vit-small": _from_table(TABLE_1_VIT_SMALL, _TABLE_LINEAR, **SMALL_VIT),
+    "table-1-vit-base": _from_table(TABLE_1_VIT_BASE, _TABLE_LINEAR, **SMALL_VIT),
+    "table-2-resnet50": _from_table(TABLE_2_RESNET50, _TABLE_SEMI),
+    "table-2-vit-small": _from_table(TABLE_2_VIT_SMALL, _TABLE_SEMI, **SMALL_VIT),
+    "table-3-detection": _from_table(TABLE_3, ("knn", "detect")),
+    "table-4-neighbors": _ablation("Table 4", "positiveness and number of neighbors", "positiveness", "neighbors"),
+    "table-5-queue": _ablation("Table 5", "length of the candidate set", "queue"),
+    "table-6-cost": _ablation("Table 6", "memory and seconds per step over the set length", "cost"),
+    "table-7-sides": _ablation("Table 7", "neighbors among positives and negatives", "sides"),
+    "all-methods-small": NamedStudy(
+        "all sixteen systems, supervised and untrained, on the demo images", "docs/results/all-methods.md", _ALL,
+        settings={"data": "demo", "recipe": "demo", "epochs": 6},
+        tune=("lr=x0.5,x1,x2", "temperature=x0.5,x1/weight_decay=x1,x5"),
+    ),
+}  # fmt: skip
+
+
+def get_study(name: str) -> NamedStudy:
+    """Return the study of this name; raise UserError with all names if there is none."""
+    if name not in STUDIES:
+        raise UserError(f"there is no study {name!r}{did_you_mean(name, STUDIES)}; choose one of {', '.join(STUDIES)}")
+    return STUDIES[name]
+
+
+def describe_study(name: str, study: NamedStudy) -> dict[str, str]:
+    """Return the rows of a study in words, by label, and the command that runs it."""
+    missing = missing_methods(study)
+    described = {}
+    for system in study.systems:
+        settings = ", ".join(f"{key}={value}" for key, value in {**system.settings, **system.paper_only}.items())
+        figures = "; ".join(
+            f"{f'{epochs} epochs: ' if epochs else ''}{', '.join(f'{m} {v}' for m, v in values.items())}"
+            for epochs, values in system.figures.items()
+        )
+        parts = [system.method, settings, f"paper: {figures}" if figures else ""]
+        absent = " (not available yet)" if system.method in missing else ""
+        described[system.label] = "; ".join(filter(None, parts)) + absent
+    for table in study.ablations:
+        values = "; ".join(f"{value}: {', '.join(map(str, f.values()))}" for value, f in ABLATIONS[table].items())
+        described[f"snclr ablate --table {table}"] = f"paper: {values}"
+    if study.tune:
+        described["tuned"] = " ".join(f"--tune {text}" for text in study.tune)
+    flags = " ".join(filter(None, [study.example, f"--seeds {study.seeds}"]))
+    return {**described, "command": f"snclr compare --study {name} {flags} --out OUT"}
+
+
+def missing_methods(study: NamedStudy) -> list[str]:
+    """Return the methods of a study that are not in the registry."""
+    methods = (system.method for system in study.systems)
+    return [name for name in dict.fromkeys(methods) if name != UNTRAINED and name not in METHODS]
+
+
+def study_settings(study: NamedStudy, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of all rows: those given, then the study's defaults."""
+    settings = {**study.settings, **{name: value for name, value in given.items() if value is not None}}
+    if is_small(settings):
+        return {**study.small, **settings}
+    return settings if study.epochs is None else {"epochs": study.epochs, **settings}
+
+
+def is_small(settings: Mapping[str, Any]) -> bool:
+    """Whether the recipe is for less data than the paper's."""
+    return get_recipe(str(settings.get("recipe", "photos"))).scale == "small"
+
+
+def study_measures(study: NamedStudy, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what every run is evaluated by: at the paper's scale, the linear probe has the paper's protocol."""
+    if is_small(settings):
+        return study.measures
+    return tuple("linear-paper" if measure == "linear" else measure for measure in study.measures)
+
+
+def study_rows(
+    study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo, *, only: Sequence[str] = (),
+    own_epochs: bool = True,
+) -> tuple[list[Row], list[str]]:  # fmt: skip
+    """Return the rows with the paper's figures, and notes: rows that are not available, the scaling of epochs.
+
+    `only` selects rows by label or method. With `own_epochs`, rows whose epochs differ in the paper differ here too: at
+    the paper's scale as printed, else in proportion to the epochs of the first row.
+    """
+    if study.ablations:
+        return _ablation_rows(study, settings, data)
+    systems, small = _select(study.systems, only), is_small(settings)
+    missing = missing_methods(study)
+    available = [system for system in systems if system.method == UNTRAINED or system.method in METHODS]
+    if not available:
+        raise UserError(f"none of the methods of this study is available: {', '.join(missing)} are missing")
+    base = resolve({"method": "snclr", **_run_settings(settings)}).epochs
+    rows = [_system_row(study, system, base, small=small, own_epochs=own_epochs) for system in available]
+    left_out = [system.label for system in systems if system not in available]
+    notes = [f"not available yet, left out: {', '.join(left_out)}"] if left_out else []
+    if small and own_epochs and any(system.epochs for system in systems):
+        notes.append("epochs of the rows are in proportion to the paper's, with those of the first row as given")
+    return rows, notes
+
+
+def _select(systems: Sequence[System], only: Sequence[str]) -> list[System]:
+    """Return the systems whose label or method is in `only`, all if it is empty."""
+    names = [name for system in systems for name in (system.label, system.method)]
+    for name in only:
+        if name not in names:
+            known = ", ".join(system.label for system in systems)
+            raise UserError(f"--methods {name}: the study has no such row{did_you_mean(name, names)}; rows: {known}")
+    return [system for system in systems if not only or system.label in only or system.method in only]
+
+
+def _system_row(study: NamedStudy, system: System, base: int, *, small: bool, own_epochs: bool) -> Row:
+    """Return the row of a system; `base` are the epochs of rows without their own."""
+    untrained, reference = system.method == UNTRAINED, study.epochs or base
+    known = {name: value for name, value in system.settings.items() if name in all_settings()}
+    settings = {"method": "snclr" if untrained else system.method, **known}
+    if not small:
+        settings |= system.paper_only
+    if own_epochs and system.epochs is not None:
+        settings["epochs"] = max(1, round(base * system.epochs / reference))
+    # On little data, the figures are those of the table's default column.
+    column = 0 if untrained else system.epochs or (reference if small else base)
+    return Row(system.label, settings, untrained=untrained, paper=dict(system.figures.get(column, {})))
+
+
+def _ablation_rows(
+    study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo
+) -> tuple[list[Row], list[str]]:  # fmt: skip
+    """Return the rows of `snclr ablate` with the paper's figures; rows of several tables are listed once."""
+    config = fit_queue(resolve({"method": "snclr", **_run_settings(settings)}), data.images)
+    rows: dict[str, Row] = {}
+    notes = []
+    for table in study.ablations:
+        made, rule = ablation_rows(table, config, data)
+        notes.append(f"rule: {rule}")
+        figures = list(ABLATIONS[table].values())
+        # Fewer rows than in the paper if the rule scales two of its values to the same one: the last ones are paired.
+        skip = 1 if table == "cost" else 0  # the paper has no figure for the row without neighbors
+        paired = dict(zip(reversed(range(skip, len(made))), reversed(figures), strict=False))
+        for number, row in enumerate(made):
+            rows.setdefault(row.label, Row(row.label, row.settings, paper=dict(paired.get(number, {}))))
+    return list(rows.values()), notes
+
+
+def _run_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that SNCLR uses, to resolve what does not depend on the method."""
+    return settings_for_method("snclr", settings)
