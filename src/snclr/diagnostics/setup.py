@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from snclr.data.loader import Batch
+from snclr.methods.config import METHODS
 from snclr.train.build import build_task
 from snclr.train.config import PretrainConfig, resolve, settings_for_method
 from snclr.train.pretrain import launch_run
@@ -50,7 +51,8 @@ class Setup:
 
 def tiny_config(method: str = "snclr", **settings: Any) -> PretrainConfig:
     """Return the config of a tiny run of a method."""
-    return resolve(settings_for_method(method, {**TINY, "method": method, **settings}))
+    vit = {"encoder": "test_vit", "stem": "auto"} if METHODS[method].masks_patches else {}
+    return resolve(settings_for_method(method, {**TINY, **vit, "method": method, **settings}))
 
 
 def open_task(config: PretrainConfig) -> PretrainTask:
