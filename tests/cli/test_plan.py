@@ -7,10 +7,11 @@ import os
 
 import pytest
 
-from snclr.api.pretrain import neighbor_advice, plan
+from snclr.api.pretrain import neighbor_advice, plan, pretrain
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.cli.main import main
-from snclr.cli.pretrain import show_plan
+from snclr.cli.pretrain import show_plan, show_pretrain
+from snclr.data.info import check_images
 from snclr.errors import UserError
 from tests.helpers import tiny_run
 
@@ -65,6 +66,28 @@ def test_a_queue_that_is_too_long_or_too_short_is_warned_about(images, capsys):
     text = capsys.readouterr().out
     assert "At most about 7 of K = 12 neighbors" in text
     assert "longer than the number of images" not in text
+
+
+def test_unreadable_images_are_counted_as_training_and_evaluation_do(images, tmp_path, capsys):
+    many = images
+    whole = (many / "red" / "red_1.png").read_bytes()
+    (many / "blue" / "half.png").write_bytes(whole[: len(whole) // 2])
+    (many / "blue" / "text.jpg").write_text("not an image")
+    found = plan(steps=1, data=str(many), **SMALL)
+    assert (found.images, found.checked) == (51, 51)
+    assert sorted(found.unreadable) == ["blue/half.png", "blue/text.jpg", "red/broken.png"]
+    show_plan(found)
+    assert "unreadable images: 3, e.g. blue/half.png: " in capsys.readouterr().out
+    run = tmp_path / "run"
+    trained = pretrain(data=str(many), out=str(run), quiet=True, **{**SMALL, "epochs": 6})
+    assert trained.skipped == 3
+    show_pretrain(trained)
+    assert "unreadable images: 3, " in capsys.readouterr().out
+    assert main(["knn", str(run), "--k=5", "--no-baselines"]) == 0
+    assert "  unreadable images: 3, left out\n" in capsys.readouterr().out
+    sampled = check_images(str(many), min_side=16, limit=10)
+    assert sampled.checked == 10
+    assert check_images("demo", min_side=16).checked == 0
 
 
 def test_with_several_processes_one_rank_is_measured(images, capsys):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snclr.api.early_checks import check_pretrain
 from snclr.errors import UserError
 
 HELPFUL_PURITY, USELESS_PURITY = 0.8, 0.54
@@ -29,6 +30,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
         quiet: Print no progress.
         settings: Values for the fields of `PretrainConfig`; the recipe supplies the rest.
     """
+    check_pretrain(settings, config)
     from snclr.train.pretrain import pretrain
 
     return pretrain(config=config, quiet=quiet, **settings)
@@ -93,6 +95,10 @@ class RunPlan:
     """None for methods without a queue."""
     probe: NeighborProbe | None = None
     """None without `probe_minutes`."""
+    checked: int = 0
+    """Images that were decoded to find unreadable ones: all of a small dataset, else a sample."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Unreadable images among these, with the reasons."""
 
     @property
     def warnings(self) -> list[str]:
@@ -133,11 +139,9 @@ def plan(
         quiet: Print no progress.
         settings: Those of `snclr.pretrain`.
     """
-    from snclr.data.info import inspect_dataset
+    from snclr.data.info import check_images, inspect_dataset
     from snclr.data.sampler import steps_per_epoch
-    from snclr.distributed.launch import check_batch_size
     from snclr.train.config import fit_queue, resolve
-    from snclr.train.cost import measure_cost
 
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
@@ -146,9 +150,14 @@ def plan(
     run = resolve({**settings, "out": "unused"}, config)
     if probe_minutes and run.method != "snclr":
         raise UserError(f"--probe-minutes is for --method snclr, not {run.method}; omit it")
-    data, processes = inspect_dataset(run.data), _world_size(run)
+    data = inspect_dataset(run.data)
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
+    readable = check_images(run.data, min_side=run.image_size, quiet=quiet)
+    from snclr.distributed.launch import check_batch_size  # imports torch: after the checks above
+    from snclr.train.cost import measure_cost
+
+    processes = _world_size(run)
     check_batch_size(run.batch_size, processes)
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)
@@ -161,6 +170,7 @@ def plan(
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, cost["queue_mb"]), probe=probe,
+        checked=readable.checked, unreadable=readable.unreadable,
     )  # fmt: skip
 
 

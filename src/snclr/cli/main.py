@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     import re
+    import shlex
 
     from cyclopts import CycloptsError, UnusedCliTokensError
 
@@ -87,6 +88,10 @@ def _main(argv: Sequence[str]) -> int:
         stray = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
         reason = f"unexpected argument {' '.join(stray)}" if stray else str(error).removeprefix(f'Command "{name}" ')
         reason = re.sub(r"\|Literal\[([^]]*)\]", r" or \1", reason)
+        reason = re.sub(r"unable to convert (\S+) into int\b", r"\1 is not a whole number", reason)
+        reason = re.sub(r"unable to convert (\S+) into float\b", r"\1 is not a number", reason)
+        if stray and name in ("pretrain", "plan") and os.path.exists(stray[0]):
+            reason += f". Did you mean --data {shlex.quote(stray[0])}?"
         print(f"snclr{f' {name}' if name else ''}: {reason}", file=sys.stderr)
         print(usage(build_app(argv), name), file=sys.stderr)
         return 2

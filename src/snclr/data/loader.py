@@ -228,7 +228,8 @@ class ViewLoader:
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
                 f"{bad} of the {seen} images of {self._stage1.dataset.name} read so far are bad; a share of at most "
-                f"{share:g} is allowed. For example: {examples}. Remove or repair them, or allow a larger share."
+                f"{share:g} is allowed. For example: {examples}. Remove or repair them, or raise"
+                " --max-bad-share."
             )
 
 

@@ -71,6 +71,7 @@ class PretrainTask(LoaderTask):
         self._purity_printed = False  # whether its definition was printed
         # Losses since the start of the epoch. The sum stays on the device: reading it would wait for the step.
         self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
+        self._pushed_since: int | None = None  # the step since which fewer than half of the neighbors are pulled
         self._push_warned = False
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
@@ -128,10 +129,18 @@ class PretrainTask(LoaderTask):
         if is_collapsed and not self._collapsed:
             self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed
-        if values.get("pulled_share", 1.0) < 0.5 and not self._push_warned:
-            self._warn(batch.step, PUSH_ADVICE)
-            self._push_warned = True
+        self._check_pulled(batch.step, values.get("pulled_share"))
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
+
+    def _check_pulled(self, step: int, share: float | None) -> None:
+        """Warn once, after a whole epoch in which fewer than half of the neighbors were pulled: it may be passing."""
+        if share is None or share >= 0.5:
+            self._pushed_since = None
+        elif self._pushed_since is None:
+            self._pushed_since = step
+        elif step - self._pushed_since >= self.steps_per_epoch and not self._push_warned:
+            self._warn(step, PUSH_ADVICE)
+            self._push_warned = True
 
     def _warn(self, step: int, advice: str) -> None:
         text = f"warning: step {step + 1}: {advice}"
