@@ -36,6 +36,7 @@ FLAGS = {
     "demo": "--out --seed --epochs",
     "pretrain": _SETTINGS,
     "plan": "--steps " + " ".join(flag for flag in _SETTINGS.split() if flag not in _RUN_DIR),
+    "doctor": "--device --devices --recipe --only --quick",
     "knn": f"--data --test {_RANKS} --no-cache --seed --k --temperature",
     "fewshot": f"--data --test {_RANKS} --no-cache --seed --labels-per-class --draws",
     "linear": f"--data --test {_RANKS} --no-cache --seed --protocol --epochs --batch-size --lr",

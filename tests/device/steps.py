@@ -59,6 +59,9 @@ class PretendedFabric:
     def no_backward_sync(self, module: Any, enabled: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -103,15 +106,25 @@ def lines(gpu: PretendedGpu) -> collections.Counter[str]:
 class SilentProgress:
     """A progress bar that shows nothing."""
 
+    done = 0
+
     def print(self, text: str) -> None:
         pass
 
+    def update(self, *_: object) -> None:
+        pass
 
-def main(world_size: int) -> None:
+
+def start(world_size: int) -> None:
+    """Prepare the process: one thread, and a fake process group if there are several ranks."""
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)  # the backward pass has to see the dispatch mode
     if world_size > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+
+
+def main(world_size: int) -> None:
+    start(world_size)
     print(json.dumps({name: run_method(name, world_size) for name in METHODS}))
 
 

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Run the whole workflow on images that come with the package: pretrain, evaluate, report."),
     "pretrain": ("pretrain", "Train an encoder on a folder of images, without labels."),
     "plan": ("pretrain", "Estimate the time, memory and disk space of a run by training a few steps of it."),
+    "doctor": ("doctor", "Check that this machine computes the right values, and measure its speed and memory."),
     "knn": ("evaluate", "Evaluate a run with a weighted k-nearest-neighbor classifier."),
     "fewshot": ("evaluate", "Evaluate a run by the nearest image, with a few labels per class."),
     "linear": ("evaluate", "Evaluate a run with a linear classifier on its frozen features."),
@@ -56,7 +57,7 @@ when processes share the cores."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0, 1 if runs of a comparison failed, 2 for bad input, or 130 or 143 after a stop."""
+    """Run one command; return 0, 1 if compared runs or checks failed, 2 for bad input, or 130 or 143 after a stop."""
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is imported
     try:
