@@ -50,7 +50,7 @@ class MaskedMethod(Method):
         prefix = torch.arange(self.prefix_tokens, device=patches.device).expand(len(patches), -1)
         return torch.cat([prefix, patches + self.prefix_tokens], dim=1)
 
-    def encode(self, images: Tensor, patches: Tensor) -> Tensor:
+    def encode_patches(self, images: Tensor, patches: Tensor) -> Tensor:
         """Encode some patches (N, n) of the images, without the others: tokens (N, P + n, C) before pooling."""
         tokens: Tensor = self._masked_vit[0].encode(images, idx_keep=self.token_index(patches))
         return tokens
@@ -58,7 +58,7 @@ class MaskedMethod(Method):
     def last_norm(self, tokens: Tensor) -> Tensor:
         """Apply the last norm to encoded tokens, if the encoder has it after the pooling (timm's `fc_norm`).
 
-        Other encoders apply it in `encode`, and their `fc_norm` is the identity.
+        Other encoders apply it in `encode_patches`, and their `fc_norm` is the identity.
         """
         normed: Tensor = self.encoder.fc_norm(tokens)
         return normed
