@@ -128,6 +128,15 @@ def test_the_tables_of_ablations_have_the_papers_results(workers, common):  # no
     assert "| 131.07 | 2.883 |" in Path(cost.files["markdown"]).read_text()
 
 
+def test_with_fewer_rows_than_the_paper_the_row_without_neighbors_keeps_its_result():
+    study = STUDIES["table-5-queue"]
+    settings = study_settings(study, {"data": "demo", "recipe": "demo", "neighbors": 10})
+    rows, _ = study_rows(study, settings, DatasetInfo("tiny", 30, "d", 5, 0.2))
+    assert [(row.settings.get("queue_length"), row.paper["linear"]) for row in rows] == [
+        (None, 71.17), (10, 72.43), (15, 73.02), (30, 73.38),
+    ]  # fmt: skip
+
+
 def test_a_study_of_detection_needs_its_data(workers, common, tmp_path):  # noqa: F811
     with pytest.raises(UserError, match="give the COCO data with --coco"):
         compare(study="table-3-detection", seeds=1, **common)

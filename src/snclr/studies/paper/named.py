@@ -218,11 +218,11 @@ def _ablation_rows(
         made, rule = ablation_rows(table, config, data)
         notes.append(f"rule: {rule}")
         reported = list(ABLATIONS[table].values())
-        # Fewer rows than in the paper if the rule scales two of its values to the same one: the last ones are paired.
-        skip = 1 if table == "cost" else 0  # the paper has no result for the row without neighbors
-        paired = dict(zip(reversed(range(skip, len(made))), reversed(reported), strict=False))
-        for number, row in enumerate(made):
-            rows.setdefault(row.label, Row(row.label, row.settings, paper=dict(paired.get(number, {}))))
+        first = {} if table == "cost" else reported.pop(0)  # the paper has no cost of the row without neighbors
+        # If the rule scales two of the paper's values to the same one, the rows are those of its largest values.
+        others = reported[len(reported) + 1 - len(made) :]
+        for row, paper in zip(made, [first, *others], strict=True):
+            rows.setdefault(row.label, Row(row.label, row.settings, paper=dict(paper)))
     return list(rows.values()), notes
 
 
