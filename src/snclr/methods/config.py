@@ -139,7 +139,7 @@ class MaskedConfig(MethodConfig):
     decoder_layers: Count = 8
     """Transformer blocks of the decoder."""
     normalize_pixels: bool = True
-    """Predict pixels that are normalized by the mean and deviation of their patch."""
+    """Predict pixels that are normalized by the mean and deviation of their patch (no effect with a tokenizer)."""
 
 
 # The methods.
