@@ -47,8 +47,8 @@ class Study:
         used = range(self.tune_seed, self.tune_seed + max(1, count_trials(self.axes)))
         if both := [seed for seed in self.options.seed_list if seed in used]:
             raise UserError(f"seed {both[0]} is used for tuning. Give other --seeds or another --tune-seed.")
-        if self.budget.kind == "seconds" and self.evaluation.kind == "cost":
-            raise UserError("--budget is for trained rows; a study of costs has none. Leave it out.")
+        if self.evaluation.kind == "cost" and self.budget != Budget():
+            raise UserError(f"--budget {self.budget} is for trained rows; a study of costs has none. Leave it out.")
 
     def steps(self, run: Run) -> int:
         """Return the number of training steps of a run."""
