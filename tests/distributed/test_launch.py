@@ -226,12 +226,12 @@ def test_a_program_has_one_world_size():
     [({}, ["--nodes", "2"], "Put torchrun"), (TORCHRUN_OF_ONE, ["--devices", "2"], "torchrun started 1 of 1")],
 )
 def test_the_command_line_prints_launch_errors_and_writes_nothing(
-    monkeypatch, capsys, tmp_path, variables, flags, message
+    monkeypatch, capsys, tmp_path, run, variables, flags, message
 ):
     set_env(monkeypatch, variables)
     out = tmp_path / "run"
-    assert main(["pretrain", "--device", "cpu", "--data", str(tmp_path), "--out", str(out), *flags]) == 2
-    assert main(["knn", str(out), "--device", "cpu", *flags]) == 2
+    assert main(["pretrain", "--device", "cpu", "--data", "demo", "--out", str(out), *flags]) == 2
+    assert main(["knn", str(run), "--device", "cpu", *flags]) == 2
     texts = capsys.readouterr().err.split("snclr knn: ")
     assert all(message in text for text in texts)
     assert len(texts) == 2
