@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,3 +72,14 @@ def test_math_settings_are_those_asked_for_and_end_with_the_block(monkeypatch):
     with math_settings("cpu", tf32=True, deterministic=False):
         assert state_of_math() == before
     assert state_of_math() == before
+
+
+def test_math_settings_have_the_names_of_torch_before_2_9(monkeypatch):
+    cudnn, matmul = SimpleNamespace(allow_tf32=True, benchmark=False), SimpleNamespace(allow_tf32=False)
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    with math_settings("cuda", tf32=False, deterministic=False):
+        assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (False, False, True)
+    with math_settings("cuda", tf32=True, deterministic=True):
+        assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (True, True, False)
+    assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (False, True, False)

@@ -30,7 +30,7 @@ def check_kernels(setup: Setup) -> Iterator[CheckRow]:
     generator = torch.Generator().manual_seed(0)
     z, keys = (F.normalize(torch.randn(rows, d, generator=generator), dim=1) for rows in (n, m))
     name = f"{n} × {m:,} × {d}"
-    with exact_float32():
+    with exact_float32(setup.device):
         yield at_most(
             "kernels", f"top-k search, {name}", topk_error(z, keys, k, setup.device), FLOAT32_ERROR, advice=ADVICE
         )

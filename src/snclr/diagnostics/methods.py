@@ -84,7 +84,7 @@ def play(task: PretrainTask) -> Trace:
         task.fabric.strategy.precision.load_state_dict({**scaler, "scale": START_SCALE})
     before = trained_weights(task)
     losses = []
-    with exact_float32(), limit_threads(1):  # more threads slow down so small a network
+    with exact_float32(task.fabric.device), limit_threads(1):  # more threads slow down so small a network
         for batch in tiny_batches(task.config.method, task.config.image_size):
             output, _, _ = task.training_step(on_device(batch, task.fabric.device))
             losses.append(float(output.loss.detach()))

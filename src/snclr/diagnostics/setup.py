@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from PIL import Image
 
 from snclr.data.loader import Batch
 from snclr.methods.config import METHODS
+from snclr.runtime.device import math_settings
 from snclr.train.build import build_task
 from snclr.train.config import PretrainConfig, resolve, settings_for_method
 from snclr.train.pretrain import launch_run
@@ -83,21 +83,9 @@ def synchronize(device: str) -> None:
         torch.mps.synchronize()
 
 
-@contextlib.contextmanager
-def exact_float32() -> Iterator[None]:
-    """Compute float32 products and convolutions without TF32, which rounds their inputs to 10 bits."""
-    backends: Any = torch.backends
-    new_names = hasattr(backends.cudnn, "conv")  # torch 2.9 and later, which refuse a mix of both kinds of names
-    owners = (backends.cuda.matmul, backends.cudnn.conv if new_names else backends.cudnn)
-    name, exact = ("fp32_precision", "ieee") if new_names else ("allow_tf32", False)
-    before = [getattr(owner, name) for owner in owners]
-    for owner in owners:
-        setattr(owner, name, exact)
-    try:
-        yield
-    finally:
-        for owner, value in zip(owners, before, strict=True):
-            setattr(owner, name, value)
+def exact_float32(device: torch.device | str) -> AbstractContextManager[None]:
+    """Compute float32 products and convolutions in the block without TF32, which rounds their inputs to 10 bits."""
+    return math_settings(device, tf32=False, deterministic=False)
 
 
 def write_photos(folder: Path, count: int = 32) -> Path:

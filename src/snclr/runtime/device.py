@@ -52,25 +52,20 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 @contextlib.contextmanager
 def math_settings(device: torch.device | str, *, tf32: bool, deterministic: bool) -> Iterator[None]:
-    """Run the block with these settings of torch, and restore those of before. Without `deterministic`, a CPU has none.
+    """Run the block with these settings of torch, then restore the earlier ones.
 
-    `tf32` lets NVIDIA GPUs multiply 32-bit matrices and convolve with 10 bits of mantissa. `deterministic` selects
-    algorithms that give the same bits in every run; an operation without one prints a warning. Otherwise cuDNN measures
-    which of its convolutions is the fastest.
+    `tf32` lets NVIDIA GPUs multiply 32-bit matrices and convolve with 10 bits of mantissa; it does not affect a CPU.
+    `deterministic` selects algorithms that give the same bits in every run; an operation without one prints a warning.
+    Otherwise cuDNN measures which of its convolutions is the fastest.
     """
     backends: Any = torch.backends
     on_gpu = torch.device(device).type == "cuda"
     wanted: list[tuple[Any, str, Any]] = []
     if on_gpu:
-        precision = "tf32" if tf32 else "ieee"
-        wanted += [
-            (backends.cuda.matmul, "fp32_precision", precision),
-            (backends.cudnn.conv, "fp32_precision", precision),
-            (backends.cudnn, "benchmark", not deterministic),
-        ]
+        wanted += [*_tf32_settings(tf32), (backends.cudnn, "benchmark", not deterministic)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    kernels = backends.cuda.mem_efficient_sdp_enabled(), backends.cuda.cudnn_sdp_enabled()
+    attention = backends.cuda.mem_efficient_sdp_enabled(), backends.cuda.cudnn_sdp_enabled()
     for owner, name, value in wanted:
         setattr(owner, name, value)
     if deterministic:
@@ -86,8 +81,17 @@ def math_settings(device: torch.device | str, *, tf32: bool, deterministic: bool
         for owner, name, value in before:
             setattr(owner, name, value)
         torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
-        backends.cuda.enable_mem_efficient_sdp(kernels[0])
-        backends.cuda.enable_cudnn_sdp(kernels[1])
+        backends.cuda.enable_mem_efficient_sdp(attention[0])
+        backends.cuda.enable_cudnn_sdp(attention[1])
+
+
+def _tf32_settings(tf32: bool) -> list[tuple[Any, str, Any]]:
+    """Return owner, name and value of torch's settings for TF32 in matrix products and convolutions."""
+    backends: Any = torch.backends
+    if hasattr(backends.cudnn, "conv"):  # torch 2.9 and later, which refuse a mix of both kinds of names
+        precision = "tf32" if tf32 else "ieee"
+        return [(owner, "fp32_precision", precision) for owner in (backends.cuda.matmul, backends.cudnn.conv)]
+    return [(owner, "allow_tf32", tf32) for owner in (backends.cuda.matmul, backends.cudnn)]
 
 
 @contextlib.contextmanager
