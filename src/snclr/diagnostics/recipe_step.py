@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from snclr.data.loader import Batch
 from snclr.diagnostics.setup import Setup, open_task, synchronize, write_photos
+from snclr.runtime.device import math_settings
 from snclr.train.build import view_sizes
 from snclr.train.config import resolve
 from snclr.train.pretrain_task import PretrainTask
@@ -39,15 +41,20 @@ def recipe_task(setup: Setup, **settings: Any) -> PretrainTask:
     return task
 
 
+def training_math(task: PretrainTask) -> AbstractContextManager[None]:
+    """Run the block with the settings of torch that a run of the task has: TF32, and cuDNN's search for algorithms."""
+    return math_settings(task.fabric.device, tf32=task.config.tf32, deterministic=task.config.deterministic)
+
+
 def random_batch(task: PretrainTask, images: int) -> Batch:
     """Return a batch of random views on the device of the task."""
-    device, step = task.fabric.device, 0
+    device = task.fabric.device
     views = tuple(
         torch.randn(images, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
         for size in view_sizes(task.config)
     )
     ids = torch.arange(images, device=device)
-    return Batch(ids, views, torch.zeros_like(ids), 0, step)
+    return Batch(ids, views, torch.zeros_like(ids), epoch=0, step=0)
 
 
 def milliseconds(run: Callable[[], Any], device: str, *, repeats: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from snclr.diagnostics.recipe_step import milliseconds, random_batch, recipe_task
+from snclr.diagnostics.recipe_step import milliseconds, random_batch, recipe_task, training_math
 from snclr.diagnostics.results import CheckRow, measured, not_applicable, verdict
 from snclr.diagnostics.setup import Setup
 from snclr.train.pretrain_task import PretrainTask
@@ -23,14 +23,15 @@ def check_speed(setup: Setup) -> Iterator[CheckRow]:
     task = recipe_task(setup)
     images, repeats = task.config.batch_size, 2 if setup.quick else 5
     parts = step_parts(task)
-    times = {name: milliseconds(run, setup.device, repeats=repeats) for name, run in parts.items()}
+    with training_math(task):
+        times = {name: milliseconds(run, setup.device, repeats=repeats) for name, run in parts.items()}
     note = {"data": " on one core", "loss": " (search, loss and gradient)"}
     for name, value in times.items():
         text = f"{value:.1f} ms for {images} images{note.get(name, '')}"
         yield measured("speed", f"{setup.recipe}: {name}", text, value)
     rate = 1000 * images / times["step"]
     share = times["encoder"] / times["step"]
-    text = f"{rate:,.0f} images/s, {share:.0%} of it in the encoder"
+    text = f"{rate:,.0f} images/s, {share:.0%} of the time in the encoders"
     yield measured("speed", f"{setup.recipe}: rate", text, rate)
 
 
@@ -39,7 +40,9 @@ def step_parts(task: PretrainTask) -> dict[str, Callable[[], Any]]:
     method, config = task.module, task.config
     batch = random_batch(task, config.batch_size)
     crops = task.loader._stage1[0]
-    update = getattr(task.optimizer, "optimizer", task.optimizer).step  # without the loss scale, which has no gradients
+    update = getattr(
+        task.optimizer, "optimizer", task.optimizer
+    ).step  # not Fabric's: a loss scaler needs scaled gradients
     autocast = task.fabric.strategy.precision.forward_context
 
     def encoder() -> None:
@@ -90,8 +93,9 @@ def check_compile(setup: Setup) -> Iterator[CheckRow]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             batch.views = tuple(torch.randn(view.shape).to(view) for view in batch.views)
-        loss = float(task.training_step(batch)[0].loss.detach())
-        time = milliseconds(functools.partial(task.training_step, batch), setup.device, repeats=3)
+        with training_math(task):
+            loss = float(task.training_step(batch)[0].loss.detach())
+            time = milliseconds(functools.partial(task.training_step, batch), setup.device, repeats=3)
         found[compiled] = (loss, time)
     (plain_loss, plain_time), (loss, time) = found[False], found[True]
     error = abs(loss - plain_loss) / max(abs(plain_loss), 1e-12)

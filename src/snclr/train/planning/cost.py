@@ -14,7 +14,7 @@ import torch
 
 from snclr.checkpoint.state import collect
 from snclr.methods.common.queue import NeighborQueue
-from snclr.runtime.device import limit_threads
+from snclr.runtime.device import limit_threads, math_settings
 from snclr.runtime.progress import Progress
 from snclr.train.build import build_task
 from snclr.train.config import resolve
@@ -45,6 +45,7 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
     batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
     with (
         limit_threads(config.threads),
+        math_settings(task.fabric.device, tf32=config.tf32, deterministic=config.deterministic),
         Progress("measuring", WARMUP_STEPS + steps, unit="steps", quiet=quiet) as progress,
         contextlib.closing(batches),
     ):
@@ -80,7 +81,11 @@ def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str,
     batches: Any = task.loader.batches(0, task.total_steps)
     found: list[dict[str, float]] = []
     start, step = time.monotonic(), 0
-    with limit_threads(config.threads), contextlib.closing(batches):
+    with (
+        limit_threads(config.threads),
+        math_settings(task.fabric.device, tf32=config.tf32, deterministic=config.deterministic),
+        contextlib.closing(batches),
+    ):
         for step, batch in enumerate(batches, start=1):
             output, _, _ = task.training_step(batch)
             spent = (time.monotonic() - start) / (60 * minutes)
