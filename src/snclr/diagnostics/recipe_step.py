@@ -1,4 +1,4 @@
-"""A training step of the recipe to measure: its task, batches of any size, and the time of a call."""
+"""What measurements of a recipe share: its task, batches of any size, and the time of a call."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from snclr.diagnostics.setup import Setup, open_task, synchronize, write_photos
 from snclr.runtime.device import math_settings
 from snclr.train.build import view_sizes
 from snclr.train.config import resolve
+from snclr.train.planning.cost import fill_queue
 from snclr.train.pretrain_task import PretrainTask
 
 MOST_IMAGES = {"cuda": 256, "mps": 64, "cpu": 128}
@@ -33,11 +34,8 @@ def recipe_task(setup: Setup, **settings: Any) -> PretrainTask:
         "device": setup.device, "devices": "1", "workers": 0, "cache_images": "never", **settings,
     }  # fmt: skip
     task = open_task(resolve(given))
-    queue = task.module.queue
-    if queue is not None:
-        features = torch.randn(queue.features.shape, generator=torch.Generator().manual_seed(0))
-        ids = -2 - torch.arange(queue.capacity)  # of no image
-        queue.push(features.to(queue.features.device), ids.to(queue.features.device))
+    if task.module.queue is not None:
+        fill_queue(task.module.queue, seed=0)
     return task
 
 

@@ -1,1 +1,1 @@
-"""What a run costs before it starts: time and memory of a step."""
+"""Time and memory of a run, estimated before it starts."""

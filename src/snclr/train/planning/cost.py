@@ -1,4 +1,4 @@
-"""Measure some training steps: their time and memory with a full queue, and the quality of their neighbors."""
+"""Short training before a run: time and memory of a step with a full queue, and the quality of the neighbors."""
 
 from __future__ import annotations
 
@@ -26,19 +26,12 @@ WARMUP_STEPS = 3
 
 
 def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True) -> dict[str, Any]:
-    """Run `steps` real training steps without a run directory; return seconds per step and memory.
-
-    Every queue is filled with random features first, so that each search covers its whole length.
-    """
+    """Run `steps` real training steps without a run directory; return seconds per step and memory."""
     config = resolve({**settings, "out": "unused"})
     task = build_task(config, launch_run(config))
     queues = [module for module in task.module.modules() if isinstance(module, NeighborQueue)]
     for queue in queues:
-        generator = torch.Generator().manual_seed(config.seed)
-        features = torch.randn(queue.capacity, queue.features.shape[1], generator=generator)
-        device, keys = queue.features.device, queue.search_features
-        ids = -2 - torch.arange(queue.capacity, device=device)  # of no image of the dataset, and all different
-        queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
+        fill_queue(queue, config.seed)
     durations: list[float] = []
     ends: list[float] = []
     cpu_ends: list[float] = []
@@ -69,11 +62,19 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
     }  # fmt: skip
 
 
+def fill_queue(queue: NeighborQueue, seed: int) -> None:
+    """Fill the queue with random features of images that are not in the dataset: a search covers its whole length."""
+    features = torch.randn(queue.features.shape, generator=torch.Generator().manual_seed(seed))
+    device, keys = queue.features.device, queue.search_features
+    ids = -2 - torch.arange(queue.capacity, device=device)  # all different; -1 is a missing neighbor
+    queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
+
+
 def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str, float]:
     """Train for some minutes without a run directory; return the mean health metrics of the last fifth of the time.
 
-    There is no warm-up of the learning rate, so that a short training changes the features. "steps" is the number of
-    steps.
+    There is no warm-up of the learning rate, so that a short training changes the features. The number of steps is
+    returned as "steps".
     """
     config = resolve({**settings, "out": "unused", "warmup_epochs": 0.0})
     task = build_task(config, launch_run(config))
