@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snclr.diagnostics.kernels import check_kernels
-from snclr.diagnostics.methods import CASES, difference, play, reference, step_with_overflow
+from snclr.diagnostics.methods import CASES, difference, reference, step_with_overflow, train_steps
 from snclr.diagnostics.recipe_step import random_batch
 from snclr.diagnostics.setup import Setup, on_device, tiny_batches, tiny_config
 from snclr.diagnostics.speed import step_parts
@@ -30,7 +30,7 @@ def main() -> None:
     with PretendedGpu():
         found["kernels"] = [asdict(row) for row in check_kernels(setup)]
         found["methods"] = {
-            name: difference(play(build_task(tiny_config(**CASES[name]), PretendedFabric(1))), expected[name])
+            name: difference(train_steps(build_task(tiny_config(**CASES[name]), PretendedFabric(1))), expected[name])
             for name in expected
         }
         with tempfile.TemporaryDirectory() as folder:

@@ -98,12 +98,12 @@ def test_half_precision_of_a_gpu_is_within_its_limit_and_a_wrong_gradient_is_not
 
     fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     fabric.launch()
-    found = methods.play(build_task(tiny_config(device="cpu"), fabric))
+    found = methods.train_steps(build_task(tiny_config(device="cpu"), fabric))
     expected = methods.reference("snclr")
     assert 1e-3 < methods.difference(found, expected) < methods.LIMITS["bf16"]
-    flipped = methods.Trace(found.losses, -found.change)
+    flipped = methods.StepsResult(found.losses, -found.change)
     assert methods.difference(flipped, expected) > methods.LIMITS["bf16"]
-    assert methods.difference(methods.Trace([float("nan")], found.change), expected) == float("inf")
+    assert methods.difference(methods.StepsResult([float("nan")], found.change), expected) == float("inf")
 
 
 def test_a_resume_that_differs_in_one_bit_fails(setup, monkeypatch):

@@ -12,30 +12,30 @@ from typing import Any
 import torch
 
 from snclr.diagnostics.results import CheckRow, at_most, not_applicable
-from snclr.diagnostics.setup import STEPS, Setup, on_device, open_task, tiny_batches, tiny_config
+from snclr.diagnostics.setup import Setup, on_device, open_task, tiny_batches, tiny_config
 from snclr.methods.config import METHODS
 
 LIMIT = 4
-"""Waits in a step; each drains the queue of kernels once. tests/device holds the exact number of every method."""
+"""Most waits (synchronizations) in a step; each drains the GPU's queue of kernels. tests/device/host_waits.json has the
+exact number of every method."""
 _MESSAGE = "synchronizing CUDA operation"
 
 
 def check_host_waits(setup: Setup) -> Iterator[CheckRow]:
-    """Count the waits in the third step of every method, without batch and metrics."""
+    """Count the waits in the last of `TINY_STEPS` steps of every method; loader and metrics are not part of it."""
     if setup.kind != "cuda":
         yield not_applicable("host waits", "all methods", f"only CUDA reports waits; the device is {setup.device}")
         return
     for name in METHODS:
         task = open_task(tiny_config(name, device=setup.device, out=str(setup.folder / "waits")))
         *first, last = (on_device(batch, task.fabric.device) for batch in tiny_batches(name, task.config.image_size))
-        assert len(first) == STEPS - 1
         for batch in first:
             task.training_step(batch)
         with recorded_waits() as waits:
             task.training_step(last)
         yield at_most(
             "host waits", name, sum(waits.values()), LIMIT, advice="Training is right but slower than it could be:"
-            " please report the lines in the JSON output.",
+            " please report these lines.",
             details=tuple(f"{line}: {count}" for line, count in sorted(waits.items())),
         )  # fmt: skip
 
@@ -71,7 +71,7 @@ def _sync_warnings() -> Iterator[None]:
 
 
 def package_line() -> str:
-    """Return file and line of the innermost caller in the package, outside of the diagnostics."""
+    """Return file and line of the innermost caller in the package, outside of this module."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         _, found, path = frame.f_code.co_filename.rpartition("/snclr/")

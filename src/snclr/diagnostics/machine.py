@@ -1,4 +1,4 @@
-"""The machine: versions, driver, properties of the devices, copies between GPUs, shared memory."""
+"""The machine: versions, driver, GPUs, copies between them, shared memory."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from snclr.train.config import resolve
 
 PREFETCH = 2
 """Batches that a data worker prepares ahead (the default of torch's DataLoader)."""
+IMAGES_PER_RANK = 512
+"""Most images per rank: those of the ImageNet recipes on eight GPUs. With fewer GPUs the batch has to be smaller."""
 
 
 def check_machine(setup: Setup) -> Iterator[CheckRow]:
@@ -84,7 +86,7 @@ def cuda_rows(setup: Setup) -> Iterator[CheckRow]:
         advice="This build of torch has no kernels for the GPU: install one that has.",
     )  # fmt: skip
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    yield measured("machine", "bf16", "in hardware" if bf16 else "not in hardware: use --precision 16")
+    yield measured("machine", "bf16", "in hardware" if bf16 else "not in hardware: prefer --precision 16")
     yield peer_row(torch.cuda.device_count())
 
 
@@ -109,8 +111,8 @@ def shared_memory_row(setup: Setup) -> CheckRow:
     if not folder.is_dir():
         return not_applicable("machine", "shared memory", "the system has no /dev/shm")
     run = resolve({"recipe": setup.recipe, "data": "demo", "out": "unused"})
-    rows = min(run.batch_size, 512)
-    batch = rows * sum(3 * size * size for size in view_sizes(run))
+    images = min(run.batch_size // setup.ranks, IMAGES_PER_RANK)
+    batch = images * sum(3 * size * size for size in view_sizes(run))
     needed = setup.ranks * run.workers * PREFETCH * batch
     free = shutil.disk_usage(folder).free
     return verdict(

@@ -28,14 +28,16 @@ NAMES = {"64": "float64", "32": "float32", "bf16": "bf16", "16": "fp16"}
 START_SCALE = 16.0
 """Loss scale of the comparison in fp16: the usual first one overflows by design, and the step is skipped."""
 OVERFLOWING_SCALE = 2.0**127
+"""Loss scale with which every gradient overflows."""
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in METHODS},
     "snclr, ViT": {"method": "snclr", "encoder": "test_vit", "stem": "auto"},
 }
+"""Settings of the tiny runs that are compared, by the name in the row."""
 
 
-class Trace(NamedTuple):
-    """What some steps did."""
+class StepsResult(NamedTuple):
+    """Losses of some steps, and how they changed the weights."""
 
     losses: list[float]
     change: Tensor
@@ -50,8 +52,9 @@ def check_methods(setup: Setup) -> Iterator[CheckRow]:
             continue
         for name, settings in CASES.items():
             options = {**settings, "precision": precision, "device": setup.device, "out": str(setup.folder / "methods")}
+            task, expected = open_task(tiny_config(**options)), reference(name)
             try:
-                error = difference(play(open_task(tiny_config(**options))), reference(name))
+                error = difference(train_steps(task), expected)
             except UserError:  # a loss that is not finite
                 error = float("inf")
             yield at_most(
@@ -73,12 +76,12 @@ def unavailable(kind: str, precision: str) -> str | None:
 
 
 @functools.cache
-def reference(name: str) -> Trace:
-    """Return the steps of a case on the CPU in float64."""
-    return play(open_task(tiny_config(**CASES[name], precision="64", device="cpu")))
+def reference(name: str) -> StepsResult:
+    """Train the steps of a case on the CPU in float64."""
+    return train_steps(open_task(tiny_config(**CASES[name], precision="64", device="cpu")))
 
 
-def play(task: PretrainTask) -> Trace:
+def train_steps(task: PretrainTask) -> StepsResult:
     """Train the first steps of a tiny run."""
     if (scaler := task.fabric.strategy.precision.state_dict()) != {}:
         task.fabric.strategy.precision.load_state_dict({**scaler, "scale": START_SCALE})
@@ -88,7 +91,7 @@ def play(task: PretrainTask) -> Trace:
         for batch in tiny_batches(task.config.method, task.config.image_size):
             output, _, _ = task.training_step(on_device(batch, task.fabric.device))
             losses.append(float(output.loss.detach()))
-    return Trace(losses, trained_weights(task) - before)
+    return StepsResult(losses, trained_weights(task) - before)
 
 
 def trained_weights(task: PretrainTask) -> Tensor:
@@ -97,7 +100,7 @@ def trained_weights(task: PretrainTask) -> Tensor:
     return torch.cat(parts)
 
 
-def difference(found: Trace, expected: Trace) -> float:
+def difference(found: StepsResult, expected: StepsResult) -> float:
     """Return the distance of the changes relative to the expected change; inf if a loss is not finite."""
     if not all(abs(loss) < float("inf") for loss in found.losses):
         return float("inf")

@@ -25,6 +25,7 @@ class CheckRow:
     number: float | None = None
     """The measured value as a number."""
     details: tuple[str, ...] = ()
+    """More lines, e.g. the tensors that differ; the command line prints them for a failed row only."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def at_most(group: str, name: str, number: float, limit: float, *, advice: str, 
 
 
 def verdict(group: str, name: str, passed: bool, *, value: str, limit: str, advice: str, **more: Any) -> CheckRow:
-    """Return a row of a check that holds or not."""
+    """Return a row that passed or failed."""
     outcome: Outcome = "passed" if passed else "failed"
     return CheckRow(group=group, name=name, outcome=outcome, value=value, limit=limit, advice=advice, **more)
 
@@ -78,5 +79,5 @@ def measured(group: str, name: str, value: str, number: float | None = None, **m
 
 
 def not_applicable(group: str, name: str, reason: str) -> CheckRow:
-    """Return a row of a check that this machine or these flags do not allow."""
+    """Return a row of a check that cannot run on this machine or with these flags."""
     return CheckRow(group=group, name=name, outcome="not applicable", value=reason)

@@ -1,4 +1,4 @@
-"""Real runs: four steps against two, a resume in another process and two more; one rank against several."""
+"""Real runs of four steps: uninterrupted against resumed in another process, and one rank against several."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
 from snclr.diagnostics.results import CheckRow, at_most, not_applicable, verdict
 from snclr.diagnostics.setup import Setup, write_photos
-from snclr.train.config import all_settings
 from snclr.train.metrics import read_metrics
 from snclr.train.pretrain import pretrain
 
-STEPS, HALF = 4, 2
+STEPS = 4
+"""Steps of an uninterrupted run."""
+RESUME_AT = 2
+"""Step from whose checkpoint a run is resumed."""
 PROCESS_SECONDS = 300.0
 """Seconds after which a process of a check counts as hung."""
 RANKS_ERROR = 1e-5
@@ -33,8 +35,9 @@ def check_resume(setup: Setup) -> Iterator[CheckRow]:
     On a GPU both run with --deterministic, without which equal bits are not promised.
     """
     whole, resumed = setup.folder / "whole", setup.folder / "resumed"
-    settings = {**run_settings(setup, whole), **deterministic(setup), "checkpoint_every": HALF}
-    if setup.kind == "cuda":  # in a new process: cuBLAS reads the setting before its first product
+    on_gpu = setup.kind == "cuda"
+    settings = {**run_settings(setup, whole), "deterministic": on_gpu, "checkpoint_every": RESUME_AT}
+    if on_gpu:  # in a new process: cuBLAS reads the setting before its first product
         run_snclr("pretrain", *flags({**settings, "keep_checkpoints": STEPS}))
     else:
         pretrain(**settings, keep_checkpoints=STEPS, quiet=True)
@@ -43,7 +46,7 @@ def check_resume(setup: Setup) -> Iterator[CheckRow]:
     expected, found = end_state(whole), end_state(resumed)
     different = [name for name, value in expected.items() if not torch.equal(found[name], value)]
     yield verdict(
-        "resume", f"{STEPS} steps against {HALF} + resume + {STEPS - HALF}", not different,
+        "resume", f"{STEPS} steps against {RESUME_AT} + resume + {STEPS - RESUME_AT}", not different,
         value=f"{len(different)} of {len(expected)} tensors differ", limit="bit-identical",
         advice="Algorithms of the device are not deterministic: a resumed run is right but not bit-identical."
         " docs/reliability.md says what is promised.",
@@ -69,11 +72,6 @@ def check_ranks(setup: Setup) -> Iterator[CheckRow]:
         advice="Communication between the ranks is wrong: update the driver and NCCL; try NCCL_P2P_DISABLE=1.",
         details=tuple(f"step {step}: {a:.9g}, {b:.9g}" for step, (a, b) in enumerate(zip(losses, other, strict=True))),
     )  # fmt: skip
-
-
-def deterministic(setup: Setup) -> dict[str, Any]:
-    """Return the setting for equal bits on a GPU; a CPU needs none."""
-    return {"deterministic": True} if setup.kind == "cuda" and "deterministic" in all_settings() else {}
 
 
 def run_settings(setup: Setup, out: Path, precision: str = "32") -> dict[str, Any]:

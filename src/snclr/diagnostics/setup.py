@@ -26,22 +26,24 @@ TINY: dict[str, Any] = {
     "optimizer": "sgd", "lr": 0.4, "warmup_epochs": 0, "clip_gradient": 1.0, "threads": 0,
 }  # fmt: skip
 """A run of milliseconds per step. SGD and clipping make the update a bounded multiple of the gradient."""
-STEPS = 3
+TINY_STEPS = 3
 """Steps of a tiny run: from the second on, the queue has neighbors."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Options of `snclr doctor`, and a temporary folder."""
+    """Options of `snclr doctor` and the folder for its files."""
 
     device: str
     """A torch device: cuda, cuda:1, mps or cpu."""
     ranks: int
-    """Ranks of the check of several ranks."""
+    """Ranks that the check "ranks" compares with one."""
     recipe: str
-    """Recipe of the checks of memory and speed."""
+    """Recipe whose memory and speed are measured."""
     quick: bool
+    """Whether sizes are smaller and the slowest measurements are omitted."""
     folder: Path
+    """Temporary folder, deleted after the checks."""
 
     @property
     def kind(self) -> str:
@@ -64,7 +66,7 @@ def open_task(config: PretrainConfig) -> PretrainTask:
 def tiny_batches(method: str, image_size: int) -> tuple[Batch, ...]:
     """Return the first batches of a tiny run on the CPU, for all devices and precisions alike."""
     loader = open_task(tiny_config(method, image_size=image_size, device="cpu")).loader
-    return tuple(loader.batches(0, STEPS))
+    return tuple(loader.batches(0, TINY_STEPS))
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

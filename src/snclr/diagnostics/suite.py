@@ -37,7 +37,7 @@ CHECKS: dict[str, Callable[[Setup], Iterator[CheckRow]]] = {
     "compile": check_compile,
 }
 """The groups of checks by name, in the order in which they run."""
-ERROR_ADVICE = "Train with --device cpu until this works; if the message does not help, please report it."
+ERROR_ADVICE = "The check could not run. If the message does not help, please report it with the output of --json."
 
 
 def diagnose(
@@ -75,7 +75,7 @@ def run_group(group: str, setup: Setup) -> list[CheckRow]:
 
 
 def count_ranks(kind: str, devices: str) -> int:
-    """Return the ranks of the check of several ranks; auto: every GPU, or two on a CPU."""
+    """Return the ranks that the check "ranks" compares with one; auto: every GPU, or two on a CPU."""
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
     if devices == "auto":
         return {"cuda": gpus, "cpu": 2}.get(kind, 1)
