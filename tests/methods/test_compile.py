@@ -30,7 +30,7 @@ def test_a_direction_has_at_most_one_graph_break(name):
     direction = method.direction
     method.direction = lambda *inputs: calls.append(inputs) or direction(*inputs)
     one_by_one(method, *batch(2)[:2])
-    method.leave_kernels_out()
+    method.disable_compile()
     dynamo.reset()
     found = dynamo.explain(direction)(*calls[0])
     assert found.graph_break_count == BREAKS[name], [reason.reason for reason in found.break_reasons]

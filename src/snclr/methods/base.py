@@ -1,4 +1,8 @@
-"""Base classes of all methods: `Method` (one encoder) and `MomentumMethod` (online and target network)."""
+"""Base classes of all methods.
+
+`Method` has one encoder, `MomentumMethod` also a target network, and `TwoWayMethod` two losses, whose backward passes
+can run one after the other.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +108,10 @@ class Method(nn.Module):
         return [self.predictor(y) for y in projections]
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of two views (N, 3, S, S) each, of images `ids` (N,) with `labels` (N,) if known.
+        """Return the loss of the views (N, 3, S, S) of images `ids` (N,) with `labels` (N,) if known.
 
-        More views follow if the settings ask for them: a plain view, or local crops of another size.
+        There are two views, or one if the method masks patches. More follow if the settings ask for them: a plain view,
+        or local crops of another size.
         """
         raise NotImplementedError
 
@@ -178,17 +183,18 @@ class MomentumMethod(Method):
 class TwoWayMethod(MomentumMethod):
     """A momentum method with two losses, view 1 → 2 and view 2 → 1, that share no graph.
 
-    A subclass writes `losses`, in which the target projections of both views come first, and `direction`, which
-    `losses` calls for each view.
+    A subclass defines `direction`, the forward pass of one direction, and `losses`, which computes the target
+    projections of both views first and then calls `direction` for each view.
     """
+
+    direction: Callable[..., Any]
+    """Encoder, heads and loss of one view; its first argument is the view, the others what it is compared with. This
+    part is compiled as a whole."""
 
     @property
     def loss_parts(self) -> int:
         """One loss per direction."""
         return 2
-
-    direction: Callable[..., Any]
-    """From a view and what it is compared with to its loss: encoder, heads and loss, the part that is compiled."""
 
     def losses(
         self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
@@ -198,14 +204,14 @@ class TwoWayMethod(MomentumMethod):
 
     def compile_parts(self, **options: Any) -> None:
         """Compile each direction as a whole, and the target network, with `torch.compile`, which takes the options."""
-        self.leave_kernels_out()
+        self.disable_compile()
         self.direction = torch.compile(self.direction, **options)
         for name, child in self.named_children():
             if name.startswith("momentum_"):
                 child.compile(**options)
 
-    def leave_kernels_out(self) -> None:
-        """Keep loops over tiles and communication out of the compiled graph: at most one break per direction."""
+    def disable_compile(self) -> None:
+        """Exclude loops over tiles and communication with `torch.compiler.disable`: at most one graph break."""
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the sum of the losses, with the graphs of both in memory."""

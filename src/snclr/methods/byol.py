@@ -26,13 +26,13 @@ class BYOL(TwoWayMethod):
     ) -> Generator[Tensor, None, StepOutput]:
         """Yield the loss of each direction."""
         target = self.target_projections(views)
-        cosines: list[Tensor] = []
+        values: list[Tensor] = []
         for view, y2 in ((views[0], target[1]), (views[1], target[0])):
-            cosine = self.direction(view, y2)
-            yield 2 + 2 * cosine
-            cosines.append(cosine.detach())
-        return StepOutput(loss=4 + 2 * (cosines[0] + cosines[1]), features=l2_normalize(target[1]))
+            negative = self.direction(view, y2)
+            yield 2 + 2 * negative
+            values.append(negative.detach())
+        return StepOutput(loss=4 + 2 * (values[0] + values[1]), features=l2_normalize(target[1]))
 
     def direction(self, view: Tensor, y2: Tensor) -> Tensor:
-        """Return −cos(z1, y2) of a view, averaged over the batch."""
+        """Return −cos(z1, y2) of a view, averaged over the batch; the loss is 2 + 2 × this."""
         return negative_cosine(self.predict(self.project([view]))[0], y2)

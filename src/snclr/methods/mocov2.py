@@ -57,13 +57,13 @@ class MoCoV2(TwoWayMethod):
         with autocast_disabled(keys[0]):
             keys = [l2_normalize(key) for key in keys]
         own = self.queue.own_entries(ids)
-        found: list[Tensor] = []
+        values: list[Tensor] = []
         for view, key in zip(views[: self.loss_parts], reversed(keys), strict=True):
             loss = self.direction(view, key, self.queue.candidates, own)
             yield loss
-            found.append(loss.detach())
+            values.append(loss.detach())
         self._to_push = torch.cat([all_gather(key) for key in keys]), all_gather(ids).repeat(len(keys))
-        return StepOutput(loss=torch.stack(found).sum(), features=keys[-1])
+        return StepOutput(loss=torch.stack(values).sum(), features=keys[-1])
 
     def direction(self, view: Tensor, key: Tensor, candidates: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss of a view with the normalized keys of the other view and of the queue."""

@@ -36,12 +36,12 @@ class MoCoV3(TwoWayMethod):
         target = self.target_projections(views)
         with autocast_disabled(target[0]):
             target = [l2_normalize(y) for y in target]
-        found: list[Tensor] = []
+        values: list[Tensor] = []
         for view, y2 in ((views[0], target[1]), (views[1], target[0])):
             loss = self.direction(view, y2)
             yield self._scaled(loss)
-            found.append(loss.detach())
-        return StepOutput(loss=self._scaled(found[0] + found[1]), features=target[1])
+            values.append(loss.detach())
+        return StepOutput(loss=self._scaled(values[0] + values[1]), features=target[1])
 
     def direction(self, view: Tensor, y2: Tensor) -> Tensor:
         """Return the loss of a view with the normalized target projections y2 of the other."""
@@ -52,8 +52,8 @@ class MoCoV3(TwoWayMethod):
     def _loss(self, z1: Tensor, y2: Tensor) -> Tensor:
         return contrastive_loss(z1, y2, tau=self.config.temperature, batch_y2=all_gather(y2))
 
-    def leave_kernels_out(self) -> None:
-        """Leave out the log-sum-exp over the batch."""
+    def disable_compile(self) -> None:
+        """Exclude the contrastive loss, which gathers the batch of all ranks."""
         self._loss = torch.compiler.disable(self._loss)  # type: ignore[method-assign,no-untyped-call]
 
     def _scaled(self, loss: Tensor) -> Tensor:

@@ -61,12 +61,12 @@ class SNCLR(TwoWayMethod):
             own = None if c.unique_neighbors else self.queue.own_entries(ids)
             found = [self.criterion.search(search[b], ids, own_entries=own) for b in (1, 0)]
         outputs: list[SoftNeighborOutput] = []
-        for a, b in ((0, 1), (1, 0)):
+        for a, b in ((0, 1), (1, 0)):  # found[a] are the neighbors of view b
             use_neighbors = epoch >= c.neighbor_free_epochs
             output = self.direction(views[a], target[b], found[a], target[a], use_neighbors)
             yield output.loss
             outputs.append(output._replace(loss=output.loss.detach()))
-        self._push_later(target, search, ids)
+        self._to_push = self._gather_to_push(target, search, ids)
         one_to_two, two_to_one = outputs
         neighbor_ids, neighbor_ages = self.queue.ids_and_ages(one_to_two.neighbors)
         other_ids = None if c.search_view == "plain" else self.queue.ids_and_ages(found[1])[0]
@@ -84,9 +84,10 @@ class SNCLR(TwoWayMethod):
     def direction(
         self, view: Tensor, y2: Tensor, neighbors: Neighbors, same_view: Tensor, use_neighbors: bool
     ) -> SoftNeighborOutput:
-        """Return the loss of a view with the target projections y2 of the other and its neighbors.
+        """Return the loss of a view with the target projections y2 of the other view and their neighbors.
 
-        These are the steps of `SoftNeighborLoss.forward`, called here so that a compiled direction breaks only once.
+        `same_view` are the target projections of the view itself. The steps are those of `SoftNeighborLoss.forward`,
+        called here so that a compiled direction has only one graph break.
         """
         criterion = self.criterion
         sides = criterion.config.sides if use_neighbors else "neither"
@@ -98,14 +99,15 @@ class SNCLR(TwoWayMethod):
             logits = criterion.logits(z1, y2, neighbors.index, sides, same_view, all_gather)
             return criterion.combine(logits, w, neighbors, sides)
 
-    def leave_kernels_out(self) -> None:
-        """Leave out the search and the logits, whose shapes depend on the selected neighbors."""
+    def disable_compile(self) -> None:
+        """Exclude the logits, whose shapes depend on the selected neighbors."""
         self.criterion.logits = torch.compiler.disable(self.criterion.logits)  # type: ignore[method-assign,no-untyped-call]
 
-    def _push_later(self, target: list[Tensor], search: list[Tensor], ids: Tensor) -> None:
-        """Keep what `after_step` pushes into the queue: features of all ranks."""
+    def _gather_to_push(self, target: list[Tensor], search: list[Tensor], ids: Tensor) -> tuple[Tensor, ...]:
+        """Return what `after_step` pushes into the queue: features and ids of all ranks."""
         c = self.config
         pushed = [2] if c.search_view == "plain" else [1, 0] if c.push == "both" else [1]
-        self._to_push = torch.cat([all_gather(target[v]) for v in pushed]), all_gather(ids).repeat(len(pushed))
-        if c.search_space == "encoder":
-            self._to_push += (torch.cat([all_gather(search[v]) for v in pushed]),)
+        features, all_ids = torch.cat([all_gather(target[v]) for v in pushed]), all_gather(ids).repeat(len(pushed))
+        if c.search_space != "encoder":
+            return features, all_ids
+        return features, all_ids, torch.cat([all_gather(search[v]) for v in pushed])
