@@ -9,7 +9,7 @@ from snclr.distributed.collectives import all_reduce_sum, is_distributed, rank_a
 from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.methods import METHODS
-from snclr.train.build import build_method, encoder_spec, save_memory, view_sizes
+from snclr.train.build import apply_memory_settings, build_method, encoder_spec, view_sizes
 from snclr.train.config import resolve, settings_for_method
 
 SETTINGS = {
@@ -51,7 +51,7 @@ def run_steps(name: str) -> dict:
     """Run three steps of gradient descent in double precision, with the same global batches for any world size."""
     config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
     method = build_method(config, encoder_spec(config), classes=3, images=17).double()
-    save_memory(method, config)
+    apply_memory_settings(method, config)
     method = synchronize_batch_norm(method)
     rank, size = rank_and_size()
     averager = GradientAverager(method) if is_distributed() else None

@@ -5,7 +5,7 @@ import torch
 
 from snclr.errors import UserError
 from snclr.methods.config import METHODS
-from snclr.train.build import build_method, encoder_spec, save_memory
+from snclr.train.build import apply_memory_settings, build_method, encoder_spec
 from snclr.train.config import resolve, settings_for_method
 from tests.helpers.saved_bytes import SavedBytes
 from tests.methods.test_losses import one_by_one
@@ -19,7 +19,7 @@ def vit_method(name, **settings):
     given = {**SMALL, "method": name, "encoder": "test_vit", "stem": "auto", **settings}
     config = resolve(settings_for_method(name, given))
     method = build_method(config, encoder_spec(config), classes=5, images=64)
-    save_memory(method, config)
+    apply_memory_settings(method, config)
     return method
 
 
@@ -95,7 +95,7 @@ def test_the_activations_of_one_chunk_are_in_memory():
 def test_batch_norm_in_the_encoder_is_refused():
     config = resolve(settings_for_method("snclr", {**SMALL, "encoder": "resnet18", "micro_batch": 4}))
     with pytest.raises(UserError, match="needs an encoder without batch norm, such as vit_small; resnet18 normalizes"):
-        save_memory(build_method(config, encoder_spec(config)), config)
+        apply_memory_settings(build_method(config, encoder_spec(config)), config)
 
 
 @pytest.mark.parametrize("option", [{"micro_batch": 2}, {"activation_checkpointing": True}], ids=str)

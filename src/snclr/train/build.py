@@ -39,8 +39,9 @@ def build_task(
 ) -> PretrainTask:
     """Open the images and build loader, method and optimizer on this rank's device; write no files.
 
-    `init_from` gives the initial weights of the encoders: another run or a weights file. The config of the task has the
-    numbers that depend on the dataset: momentum "auto" and, unless the run is `resumed`, the length of the queue.
+    `init_from` gives the initial weights of the encoders: another run, a weights file or "pretrained". The config of
+    the task has the numbers that depend on the dataset: momentum "auto" and, unless the run is `resumed`, the length of
+    the queue.
     """
     set_status(f"opening {config.data}")
     dataset = open_on_all_ranks(lambda: open_dataset(config.data, split="train", download=True))
@@ -62,7 +63,7 @@ def build_task(
         method: Any = build_method(config, spec, classes, len(dataset))
         if init_from is not None:
             initialize_encoders(method.encoders, spec, init_from, quiet=quiet)
-        save_memory(method, config)
+        apply_memory_settings(method, config)
     method = synchronize_batch_norm(method.to(fabric.device)).train()
     for encoder in method.encoders:
         encoder.to(memory_format=torch.channels_last)
@@ -72,7 +73,7 @@ def build_task(
     optimizer = build_optimizer(
         config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
         weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr, beta2=config.beta2,
-        fused=fabric.device.type == "cuda" and config.precision != "16",  # else the loss scale cannot be divided out
+        fused=fabric.device.type == "cuda" and config.precision != "16",  # Fabric does not clip what it would unscale
     )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
@@ -132,7 +133,7 @@ def build_method(
     return method
 
 
-def save_memory(method: Method, config: PretrainConfig) -> None:
+def apply_memory_settings(method: Method, config: PretrainConfig) -> None:
     """Apply the settings that trade time for memory; raise UserError if the encoder does not support them."""
     if config.method_config.masks_patches and (config.activation_checkpointing or config.micro_batch):
         raise UserError(
@@ -182,7 +183,7 @@ def default_local_size(image_size: int) -> int:
 
 
 def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, source: str, *, quiet: bool) -> None:
-    """Load the weights of another run or of a weights file into every encoder, and report what was loaded."""
+    """Load the weights of another run, a weights file or "pretrained" into every encoder; report what was loaded."""
     weights = read_weights(source, spec)
     for encoder in encoders:
         encoder.load_state_dict(weights.state)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from snclr.methods.base import Method, output_after
-from snclr.train.build import build_method, encoder_spec, resolve_momentum, save_memory, view_sizes
+from snclr.train.build import apply_memory_settings, build_method, encoder_spec, resolve_momentum, view_sizes
 from snclr.train.config import PretrainConfig
 from snclr.train.optim import build_optimizer
 
@@ -65,7 +65,7 @@ def count_memory(
     config = resolve_momentum(config, config.batch_size)  # any number serves
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         method = build_method(config, encoder_spec(config), classes, dataset_images)
-    save_memory(method, config)
+    apply_memory_settings(method, config)
     method.train()
     if config.precision == "64":
         method.double()
