@@ -12,7 +12,7 @@ from snclr.api.pretrain import neighbor_advice, plan, pretrain
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.cli.main import main
 from snclr.cli.pretrain import show_plan, show_pretrain
-from snclr.data.info import check_images
+from snclr.data.read_check import check_images
 from snclr.errors import UserError
 from tests.helpers import tiny_run
 

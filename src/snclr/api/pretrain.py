@@ -142,7 +142,8 @@ def plan(
         quiet: Print no progress.
         settings: Those of `snclr.pretrain`.
     """
-    from snclr.data.info import check_images, inspect_dataset
+    from snclr.data.info import inspect_dataset
+    from snclr.data.read_check import check_images
     from snclr.data.sampler import steps_per_epoch
     from snclr.train.config import fit_queue, resolve
 

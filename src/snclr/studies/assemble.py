@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from snclr.data.info import FIT, DatasetInfo, inspect_dataset
+from snclr.data.info import DatasetInfo, inspect_dataset
+from snclr.data.parts import FIT
 from snclr.data.splits import has_own_test_split
 from snclr.errors import UserError, count
 from snclr.studies.conditions.budget import parse_budget

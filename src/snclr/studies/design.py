@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from snclr.data.info import FIT, DatasetInfo, dataset_name
+from snclr.data.info import DatasetInfo, dataset_name
+from snclr.data.parts import FIT
 from snclr.errors import UserError
 from snclr.methods import METHODS
 from snclr.studies.conditions.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_seen_per_step, nearest_epochs

@@ -7,7 +7,7 @@ from typing import Any
 
 from snclr.checkpoint.encoder_file import load_encoder
 from snclr.data.datasets.base import ImageDataset, open_dataset
-from snclr.data.info import FIT, VALIDATION, VALIDATION_SHARE, split_part
+from snclr.data.parts import FIT, VALIDATION, VALIDATION_SHARE, split_part
 from snclr.data.splits import hold_out, open_splits, take
 from snclr.distributed.collectives import rank_and_size
 from snclr.distributed.launch import launch

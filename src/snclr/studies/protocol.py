@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from snclr.data.info import VALIDATION_SHARE
+from snclr.data.parts import VALIDATION_SHARE
 from snclr.studies.conditions.budget import CALIBRATION_STEPS, measured_seconds
 from snclr.studies.conditions.tuning import Trial, count_trials
 from snclr.studies.design import Study

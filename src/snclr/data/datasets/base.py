@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from snclr.data.decode import RGBImage, decode
-from snclr.data.info import split_part
 from snclr.data.labels import Labels as Labels
 from snclr.data.labels import renumber_labels
+from snclr.data.parts import split_part
 from snclr.data.sampler import Ids, cached_epoch_order
 from snclr.errors import UserError, did_you_mean, similar_path
 from snclr.io.hashing import sha256_bytes
