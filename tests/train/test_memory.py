@@ -60,6 +60,18 @@ def test_the_parts_are_those_of_the_method():
     assert found.optimizer == 2 * sum(p.nbytes for p in trained) + 4 * len(trained)  # two moments and a counter
 
 
+@pytest.mark.parametrize("name", ["detco", "pirl"])
+def test_all_queues_and_memory_banks_count_as_queue(name):
+    config = config_for(name, queue_length=40)
+    method = build_method(config, encoder_spec(config), images=500)
+    buffers = {key: tensor.nbytes for key, tensor in method.named_buffers() if "queue" in key or "bank" in key}
+    assert len(buffers) == {"detco": 8 * 3, "pirl": 2}[name]
+    found = count_memory(config, images=8, dataset_images=500)
+    assert found.queue == sum(buffers.values())
+    trained = sum(p.nbytes for p in method.parameters() if p.requires_grad)
+    assert trained <= found.weights < 1.1 * trained
+
+
 def test_half_precision_and_checkpointing_need_less():
     plain = count_memory(config_for("byol"), images=512)
     half = count_memory(config_for("byol", precision="bf16"), images=512)

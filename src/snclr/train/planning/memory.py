@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from snclr.methods.base import Method, output_after
+from snclr.methods.common.bank import MemoryBank
+from snclr.methods.common.queue import NeighborQueue
 from snclr.train.build import apply_memory_settings, build_method, encoder_spec, resolve_momentum, view_sizes
 from snclr.train.config import PretrainConfig
 from snclr.train.optim import build_optimizer
@@ -32,13 +34,15 @@ class StepMemory:
     """Bytes of the tensors on one device at the peak of a training step."""
 
     weights: int
-    """Trained networks: parameters and buffers."""
+    """Trained networks: parameters and buffers, and any buffers of the method itself."""
     target: int
     """The target network, the EMA copy."""
     queue: int
+    """Queues and memory banks of features."""
     gradients: int
-    """Gradients and, on several ranks, the buckets in which they are sent."""
+    """Gradients and, on several ranks, the buckets in which they are averaged."""
     optimizer: int
+    """State of the optimizer, e.g. its momentum."""
     activations: int
     """Everything else at the peak: activations and views."""
 
@@ -56,13 +60,12 @@ def count_memory(
     classes: int | None = None,
     dataset_images: int | None = None,
 ) -> StepMemory:
-    """Return the memory of a step with `images` images on each of `ranks` ranks and a full queue.
+    """Return the memory of a step with `images` images on each of `ranks` ranks and full queues.
 
-    `classes` and `dataset_images` describe the dataset, for methods whose size depends on it.
-
-    The neighbors of a step are assumed to be different ones, which needs the most memory.
+    `classes` and `dataset_images` describe the dataset, for methods whose size depends on it. No two neighbors of a
+    step are assumed to be the same image, which needs the most memory.
     """
-    config = resolve_momentum(config, config.batch_size)  # any number serves
+    config = resolve_momentum(config, config.batch_size)  # memory does not depend on the momentum
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         method = build_method(config, encoder_spec(config), classes, dataset_images)
     apply_memory_settings(method, config)
@@ -72,8 +75,8 @@ def count_memory(
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
         method.to_empty(device="cpu")
         live.track([*method.parameters(), *method.buffers()])
-        if method.queue is not None:
-            method.queue._size = method.queue.capacity
+        for queue in (module for module in method.modules() if isinstance(module, NeighborQueue)):
+            queue._size = queue.capacity
         optimizer = build_optimizer(
             config.optimizer, method.named_parameters(), lr=0.0, weight_decay=config.weight_decay,
             weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr,
@@ -83,7 +86,7 @@ def count_memory(
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()  # creates its state
         optimizer.zero_grad(set_to_none=True)
-        live.peak = 0
+        live.peak = 0  # from here on: of a step after the first
         _run_step(method, config, images)
         optimizer.step()
         method.after_step(0, 1)
@@ -97,7 +100,7 @@ def count_memory(
 
 
 def _run_step(method: Method, config: PretrainConfig, images: int) -> None:
-    """Run forward and backward passes as `PretrainTask` does."""
+    """Run forward and backward passes as `PretrainTask._add_gradients` does."""
     dtype = torch.float64 if config.precision == "64" else torch.float32
     batch = [torch.empty(images, 3, size, size, dtype=dtype) for size in view_sizes(config)]
     views = [view.to(HALF.get(config.precision, dtype)) for view in batch]
@@ -116,8 +119,8 @@ def _autocast(precision: str) -> AbstractContextManager[Any]:
 
 
 def _bytes_by_part(method: Method) -> dict[str, int]:
-    """Return the bytes of the trained networks, the target network and the queue."""
-    queue = 0 if method.queue is None else _module_bytes(method.queue)
+    """Return the bytes of the trained networks, the target network, and the queues and memory banks."""
+    queue = sum(_module_bytes(child) for child in method.modules() if isinstance(child, (NeighborQueue, MemoryBank)))
     target = sum(_module_bytes(child) for name, child in method.named_children() if name.startswith("momentum_"))
     return {"weights": _module_bytes(method) - target - queue, "target": target, "queue": queue}
 
@@ -156,16 +159,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        replaced = WITHOUT_VALUES.get(func) if args and isinstance(args[0], FakeTensor) else None
+        replaced = DATA_DEPENDENT.get(func) if args and isinstance(args[0], FakeTensor) else None
         out = func(*args, **(kwargs or {})) if replaced is None else replaced(*args)
         self.track(tree_leaves(out))
         return out
 
 
-WITHOUT_VALUES: dict[Any, Any] = {
+DATA_DEPENDENT: dict[Any, Any] = {
     aten.nonzero.default: lambda x: torch.empty(x.numel(), x.ndim, dtype=torch.int64),
     aten.repeat_interleave.Tensor: lambda repeats, **_: torch.empty(len(repeats), dtype=torch.int64),
     aten._local_scalar_dense.default: lambda x: 1.0 if x.is_floating_point() else 1,
     aten._unique2.default: lambda x, *_: (x.flatten(), torch.empty_like(x), torch.empty_like(x[:0])),
 }
-"""Operations whose result has a shape or value that fake tensors do not have; the largest shape, or any value."""
+"""Replacements of operations whose result depends on the values: the largest possible shape, or any value."""
