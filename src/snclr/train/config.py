@@ -136,17 +136,17 @@ class HardwareConfig:
     """Floating-point precision of encoders and heads; bf16 and 16 (also called bf16-mixed and 16-mixed) need a GPU.
     Weights, norms and losses stay in 32 bits."""
     tf32: bool = True
-    """Multiply and convolve 32-bit numbers with 10 bits of mantissa on NVIDIA GPUs that can: up to eight times faster.
-    No: with all 23."""
+    """Multiply and convolve 32-bit numbers with 10 bits of mantissa (TF32) on NVIDIA GPUs that support it: up to eight
+    times faster by the data sheets. No: with all 23 bits."""
     deterministic: bool = False
-    """Use algorithms that give the same bits in every run on a GPU; a step takes longer, by about a tenth to a third.
-    On a CPU, runs repeat without it."""
+    """Use algorithms that give the same bits in every run on a GPU; steps take longer, by an estimated tenth to a
+    third. On a CPU, runs give the same bits without it."""
     activation_checkpointing: bool = False
-    """Keep only the input of each block of the encoder, and compute its activations again in the backward pass: less
-    memory, the same gradients, about a third more time."""
+    """Keep only the input of each block of the encoder, and recompute its activations in the backward pass: less
+    memory, the same gradients, about a third more time (estimate: a second forward pass)."""
     micro_batch: NonNegativeInt = 0
-    """Images per rank that pass through the encoder at once, with the gradient of the whole batch (0: all). Each is
-    encoded twice, as with --activation-checkpointing. For encoders without batch norm, such as ViTs."""
+    """Images per rank that pass through the encoder at once, with the gradient of the whole batch (0: all). Every image
+    passes twice, as with --activation-checkpointing. For encoders without batch norm, such as ViTs."""
     compile: bool = False
     """Compile encoders, heads and, for snclr, byol, moco, mocov2 and mocov3, the loss with torch.compile."""
     workers: NonNegativeInt = 2
