@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snclr.errors import UserError
-from snclr.models.checkpointing import checkpoint_activations
+from snclr.models.activation_checkpointing import checkpoint_activations
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.models.vit import set_drop_path
 from tests.helpers.saved_bytes import SavedBytes

@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep only the input of each block of an encoder, and compute the rest again when needed."""
+"""Activation checkpointing: keep only the input of each block of an encoder, and recompute the rest when needed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from snclr.errors import UserError
 
 
 def checkpoint_activations(encoder: nn.Module, name: str) -> None:
-    """Make `encoder` compute the activations of its blocks again in the backward pass; gradients stay the same.
+    """Make `encoder` recompute the activations of its blocks in the backward pass; gradients stay the same.
 
-    timm's models have a switch for it; in a torchvision ResNet, every residual block is a checkpoint.
+    timm's models have `set_grad_checkpointing`; in a torchvision ResNet, every residual block is recomputed. `name` is
+    for the error message.
     """
     from torchvision.models import ResNet
 
@@ -26,21 +27,21 @@ def checkpoint_activations(encoder: nn.Module, name: str) -> None:
             for block in stage:
                 block.forward = partial(_checkpointed, block.forward)
     else:
-        _switch_on(encoder, name)
+        _set_grad_checkpointing(encoder, name)
     for layer in encoder.modules():
         if isinstance(layer, _BatchNorm):
-            paused = _PausedStatistics()
-            layer.register_forward_pre_hook(paused.before)
-            # Also after an exception: torch ends the second pass by one, which may come from inside the layer.
-            layer.register_forward_hook(paused.after, always_call=True)
+            hooks = _UpdateOnce()
+            layer.register_forward_pre_hook(hooks.before)
+            # Also after an exception: torch ends the recomputation by one, which may come from inside the layer.
+            layer.register_forward_hook(hooks.after, always_call=True)
 
 
 def _checkpointed(forward: Callable[..., Any], *inputs: Any) -> Any:
     return checkpoint(forward, *inputs, use_reentrant=False)
 
 
-def _switch_on(encoder: Any, name: str) -> None:
-    """Use timm's switch; raise UserError if the model has none."""
+def _set_grad_checkpointing(encoder: Any, name: str) -> None:
+    """Use timm's own checkpointing; raise UserError if the model has none."""
     try:
         encoder.set_grad_checkpointing(True)
     except (AttributeError, AssertionError, NotImplementedError) as error:
@@ -50,14 +51,14 @@ def _switch_on(encoder: Any, name: str) -> None:
         ) from error
 
 
-class _PausedStatistics:
-    """Hooks of a batch norm: a pass within a backward pass is a second one and leaves the running statistics alone."""
+class _UpdateOnce:
+    """Hooks of a batch norm: a recomputation in the backward pass does not update the running statistics again."""
 
     def __init__(self) -> None:
         self._kept: tuple[Any, Any] | None = None
 
     def before(self, layer: Any, _inputs: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:  # no backward pass runs; torch.utils.checkpoint asks so too
+        if torch._C._current_graph_task_id() == -1:  # no backward pass runs; torch.utils.checkpoint tests it this way
             return
         self._kept = layer.momentum, layer.num_batches_tracked
         layer.momentum, layer.num_batches_tracked = 0.0, None

@@ -22,7 +22,7 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
-from snclr.models.checkpointing import checkpoint_activations
+from snclr.models.activation_checkpointing import checkpoint_activations
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
 from snclr.models.vit import accept_size, has_plain_patches, set_drop_path
 from snclr.runtime.memory import image_cache_bytes
