@@ -24,9 +24,9 @@ from snclr.errors import UserError, snclr_command
 from snclr.evaluation.analysis.layout import pca
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
+from snclr.evaluation.retrieval.neighbor_weights import describe_weights, rank_as_trained
 from snclr.evaluation.retrieval.neighbors import pick_queries
 from snclr.evaluation.retrieval.space import open_space
-from snclr.evaluation.retrieval.training_weights import describe_weights, rank_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl

@@ -1,4 +1,4 @@
-"""Neighbors with the weights of training: w is a softmax over the run's K neighbors, even if fewer are shown."""
+"""Neighbors with the weights w of the training loss: a softmax over the run's K neighbors, even if fewer are shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe_weights(space: EmbeddingSpace) -> str | None:
         return None
     if c.neighbor_weights == "hard":
         return "w is 1 for every neighbor, as in training (--neighbor-weights hard)"
-    # The loss raises the weights of gamma "pull" further; `space.weigh` gives those before that.
+    # With gamma "pull", the loss raises the weights; `space.weigh` returns those before that.
     gamma = 1.0 if c.gamma == "pull" else c.gamma
     largest = "each image's largest weight is 1" if gamma == "max" else f"divided by gamma = {gamma:g}"
     if c.gamma == "pull":
@@ -38,7 +38,7 @@ def describe_weights(space: EmbeddingSpace) -> str | None:
 
 
 def _weighted_config(space: EmbeddingSpace) -> SoftNeighborConfig | None:
-    """Return the settings of a loss that weights its neighbors; None for any other."""
+    """Return the settings of a loss in which neighbors are weighted positives; None for any other loss."""
     config = None if space.criterion is None else space.criterion.config
     return None if config is None or config.sides in ("negatives", "neither", "other-negatives") else config
 

@@ -24,9 +24,9 @@ from snclr.evaluation.retrieval.gallery import (
     open_queries,
     purity_chance,
 )
+from snclr.evaluation.retrieval.neighbor_weights import describe_weights, rank_as_trained
 from snclr.evaluation.retrieval.results import NeighborRow, NeighborsResult
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
-from snclr.evaluation.retrieval.training_weights import describe_weights, rank_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 
