@@ -1,7 +1,6 @@
-"""Checks of paths and numbers that need no torch: a typo is reported before seconds of imports.
+"""Checks of paths and numbers that need no torch, so that a typo is reported before the slow imports.
 
-The functions that do the work check again. In a job of several processes only they check, since their errors end all
-ranks.
+Training and evaluation check again. On several ranks only those later checks run: their errors end all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def check_run_and_data(run: str | Path, *data: str | Path | None) -> None:
     """Raise UserError if there is no run, or if nothing is found for data that was given."""
-    if _is_one_of_several():
+    if _has_other_ranks():
         return
     from snclr.checkpoint.run_dir import open_run
 
@@ -31,7 +30,7 @@ def check_run_and_data(run: str | Path, *data: str | Path | None) -> None:
 
 def check_data(*data: str | Path | None) -> None:
     """Raise UserError if nothing is found for data that was given."""
-    if not _is_one_of_several():
+    if not _has_other_ranks():
         from snclr.data.datasets.base import check_spec
 
         for spec in data:
@@ -54,11 +53,11 @@ def check_positive(**values: float | None) -> None:
 
 
 def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> None:
-    """Raise UserError for settings that a new run cannot have, data of which nothing is found, and a directory in use.
+    """Raise UserError for bad settings, for data that is not found, and for a run directory that is in use.
 
-    A run to resume has its own settings, of which only some may change.
+    If the run is resumed, check that it exists and that the given settings may change.
     """
-    if _is_one_of_several():
+    if _has_other_ranks():
         return
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
     from snclr.train.config import require, resolve
@@ -66,7 +65,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> No
 
     if settings.get("resume"):
         if config is not None:
-            return  # refused by training
+            return  # training raises the error
         resumed = config_for_resume(dict(settings))
         if not resumed.data and not RunDir(resumed.out).config.is_file():
             raise no_run_to_resume(resumed.out)
@@ -75,7 +74,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> No
     require(resolved, ("data", "out"))
     check_data(resolved.data)
     run = RunDir(resolved.out)
-    if not run.lock.is_held():  # else training names the process that holds it
+    if not run.lock.is_held():  # else training raises the error, with the process that holds it
         run.check_free(resume=False, overwrite=resolved.overwrite)
     _check_local_images(resolved)
 
@@ -94,7 +93,7 @@ def _check_local_images(config: PretrainConfig) -> None:
         steps_per_epoch(images, config.batch_size)
 
 
-def _is_one_of_several() -> bool:
-    """Return whether a launcher, or `--devices`, started this process beside others."""
+def _has_other_ranks() -> bool:
+    """Return whether this process is one of several ranks, started by a launcher or by `--devices`."""
     sizes = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"))
     return STARTED_BY in os.environ or any(size != "1" for size in sizes)

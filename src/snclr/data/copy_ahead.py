@@ -23,7 +23,8 @@ def copy_ahead(
 ) -> Iterator[Item]:
     """Yield the items with their `tensors` on the device; `replace` puts the copies into an item.
 
-    On a CUDA device, the copy of the next item starts before an item is yielded. On other devices, nothing changes.
+    On a CUDA device, the copy of the next item starts before an item is yielded. On other devices, the items are
+    yielded as they are.
     """
     return _on_side_stream(items, device, tensors, replace) if device.type == "cuda" else items
 
@@ -45,12 +46,12 @@ def _on_side_stream(
         used_on = torch.cuda.current_stream(device)
         used_on.wait_event(copied)  # the device waits, not the host
         for part in copies:
-            part.record_stream(used_on)  # else the allocator might reuse its memory for the next copy too early
+            part.record_stream(used_on)  # else the next copy might reuse its memory while it is read
         yield item
 
 
 def started_ahead(items: Iterator[Item], start: Callable[[Item], Started]) -> Iterator[Started]:
-    """Yield start(item) of each item, after the one that follows it has been started as well.
+    """Yield start(item) of each item, after start was called for the next item too.
 
     >>> list(started_ahead(iter("abc"), str.upper))
     ['A', 'B', 'C']

@@ -1,6 +1,6 @@
-"""Ctrl-C in the first moments of the `snclr` program, before its `main` runs: exit with 130, without a traceback.
+"""Ctrl-C while the `snclr` program still imports its modules: exit with 130, without a traceback.
 
-The package imports this module first. It changes nothing in other programs that import snclr.
+The package imports this module first. Other programs that import snclr keep their own handling of Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from types import FrameType
 
 
 def exit_on_interrupt() -> None:
-    """Handle Ctrl-C until `command_signals` takes over, if this process is the `snclr` program."""
-    if is_program(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    """Handle Ctrl-C until `runtime.stop.command_signals` does, if this process is the `snclr` program."""
+    if is_snclr_program(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, exit_at_once)
 
 
@@ -24,12 +24,14 @@ def exit_at_once(signum: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-def is_program(command: Sequence[str]) -> bool:
+def is_snclr_program(command: Sequence[str]) -> bool:
     """Return whether a command line starts snclr: its script, or `python -m snclr`.
 
-    >>> is_program(["python", "/usr/bin/snclr", "knn"]), is_program(["python", "-X", "dev", "-m", "snclr"])
+    >>> is_snclr_program(["python", "/usr/bin/snclr", "knn"]), is_snclr_program(["python", "-m", "snclr"])
     (True, True)
-    >>> is_program(["python", "train.py", "snclr"]), is_program(["python", "-c", "import snclr"])
+    >>> is_snclr_program(["python", "-X", "dev", "-m", "snclr"])
+    True
+    >>> is_snclr_program(["python", "train.py", "snclr"]), is_snclr_program(["python", "-c", "import snclr"])
     (False, False)
     """
     arguments = iter(command[1:])

@@ -56,7 +56,7 @@ class PretrainTask(LoaderTask):
     module: Any
     """The `Method`, without the wrapper of Fabric."""
     wrapped: Any
-    """The method wrapped by Fabric, which pauses the averaging of its gradients and clips them."""
+    """The method wrapped by Fabric, for `no_backward_sync` and `clip_gradients`."""
     optimizer: Any
     """Wrapped by Fabric."""
 
