@@ -62,7 +62,7 @@ class NeighborProbe:
     purity: float | None
     """Share of the neighbors with the image's class, if the images have labels."""
     pulled_share: float | None
-    """Share of the neighbors that the loss pulls the image toward; None if neighbors are no positives."""
+    """Share of the neighbors that the loss pulls the image toward; None if neighbors are not positives."""
     advice: str
 
 

@@ -169,7 +169,7 @@ def evaluate_finetune(
     with raise_on_all_ranks():  # a list of images may differ between nodes
         subset = choose_subset(inputs.train, inputs.train_labels, labels, seed=seed)
         batch = shared_batch_size(batch_size, len(subset.index))
-        if epochs is None:
+        if epochs is None:  # below 1.5 %: a list of about 1 % counts as 1 %
             epochs = 60 if subset.share < Fraction(3, 200) else 30
         settings = FinetuneSettings(
             epochs=epochs, batch_size=batch, lr=scaled_lr(base_lr["encoder"], max(batch, 1)),
@@ -221,7 +221,7 @@ def shared_batch_size(given: int, images: int) -> int:
     if images >= given:
         return given
     if images < world_size:
-        raise UserError(f"{images} labeled images are too few for {world_size} processes; give --devices 1")
+        raise UserError(f"{images} labeled images are too few for {world_size} ranks; give --devices 1")
     return images - images % world_size
 
 
