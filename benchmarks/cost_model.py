@@ -3,6 +3,7 @@
 Symbols: global batch B, world size G, N = B/G images per rank, Q queue entries, D dimensions, K neighbors, U distinct
 neighbors selected by the whole batch. One multiply-add is two operations.
 
+    color       2 views × passes over N·3·S² values of S pixels a side, if the color stage runs on the same processor
     encoder     2 views × (forward and backward, 3F, and the target network's forward, F') × N
     search      2 directions × 2·N·Q·D operations, and passes over N·Q similarities in memory
     loss        2 directions × value and gradient × 2·N·(B + U)·D operations, and passes over N·(B + U) logits
@@ -21,10 +22,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Tile sizes of methods/common/kernels.py, which determine the number of kernel launches.
+# Tile sizes of methods/common/kernels.py on a CPU, which determine the number of kernel launches. Those of a GPU are
+# larger, so that what is predicted for one is an upper bound.
 _TOPK_BUFFER, _LSE_ROWS, _LSE_KEYS = 2**25, 1024, 2048
 _TOPK_KERNELS, _LSE_KERNELS, _PUSH_KERNELS = 15, 10, 15
 _TOPK_PASSES, _LSE_PASSES = 3, 8
+_COLOR_KERNELS, _COLOR_PASSES = 833, 141
+"""Kernels of the color stage for two views, and bytes moved per byte of a float32 view, counted by device.py."""
 _UPDATE_BYTES = 44
 """Bytes moved per parameter: AdamW reads and writes weight, gradient and two moments; the EMA update follows."""
 
@@ -57,6 +61,7 @@ class Machine:
     near_link: float  # bytes per second into a rank if all ranks are on one node
     far_link: float  # bytes per second into a node; data for all of its ranks crosses the network once
     ranks_per_node: int = 8
+    colors: bool = True  # whether the color stage runs on the processor of the step, as on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,7 @@ class Job:
     dim: int = 256
     neighbors: int = 30
     queue_bytes: int = 4  # bytes of a number in the queue: 4 for float32, 2 for float16
+    image_size: int = 224  # S: side of a view in pixels
 
     @property
     def rows(self) -> float:
@@ -79,6 +85,10 @@ class Job:
 A100 = Machine(
     name="A100", peak=312e12, float32=0.7 * 19.5e12, memory=0.8 * 1.555e12, launch=5e-6, start=10e-6, near_hop=1e-6,
     far_hop=5e-6, near_link=200e9, far_link=0.8 * 50e9,
+)  # fmt: skip
+H100 = Machine(
+    name="H100", peak=989e12, float32=0.7 * 67e12, memory=0.8 * 3.35e12, launch=5e-6, start=10e-6, near_hop=1e-6,
+    far_hop=5e-6, near_link=300e9, far_link=0.8 * 50e9,
 )  # fmt: skip
 V100 = Machine(
     name="V100", peak=125e12, float32=0.7 * 15.7e12, memory=0.8 * 0.9e12, launch=5e-6, start=10e-6, near_hop=1e-6,
@@ -102,6 +112,14 @@ def queue_memory(job: Job) -> int:
     133120000
     """
     return job.queue * (job.dim * job.queue_bytes + 16)
+
+
+def color_seconds(job: Job, machine: Machine) -> float:
+    """Return the seconds of the color stage for both views of one rank's images; 0 if it runs elsewhere."""
+    if not machine.colors:
+        return 0.0
+    views = 2 * job.rows * 3 * job.image_size**2 * 4
+    return _COLOR_PASSES * views / machine.memory + _COLOR_KERNELS * machine.launch
 
 
 def search_seconds(job: Job, machine: Machine) -> float:
@@ -169,6 +187,7 @@ def step_parts(job: Job, network: Network, machine: Machine) -> dict[str, float]
     gradient = reduce_message(4 * network.parameters, job.world_size, machine)
     pushed = 3 * job.batch * (4 * job.dim + 16) / machine.memory + _PUSH_KERNELS * machine.launch
     return {
+        **({"color": color_seconds(job, machine)} if machine.colors else {}),
         "encoder": encoder,
         "search": search_seconds(job, machine),
         "loss": loss_seconds(job, machine),

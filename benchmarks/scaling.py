@@ -37,7 +37,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import cost_model as model
-from cost_model import A100, V100, Job, Machine, Network
+from cost_model import A100, H100, V100, Job, Machine, Network
 from snclr.train.config import resolve
 
 RECIPES = {"ViT-S/16": "vit-small-imagenet", "ViT-B/16": "vit-base-imagenet", "ResNet-50": "resnet50-imagenet"}
@@ -159,7 +159,7 @@ def this_machine(core: dict[str, Any], messages: dict[str, Any]) -> Machine:
     return Machine(
         name="this machine", peak=core["product"] * share, float32=core["product"] * share,
         memory=core["memory"] * share, launch=core["launch"] / share, start=latency, near_hop=0.0, far_hop=0.0,
-        near_link=link, far_link=link,
+        near_link=link, far_link=link, colors=False,
     )  # fmt: skip
 
 
@@ -169,6 +169,7 @@ def cores_like_these(core: dict[str, Any], pair: dict[str, Any]) -> Machine:
     return Machine(
         name="cores like these", peak=core["product"], float32=core["product"], memory=core["memory"],
         launch=core["launch"], start=half, near_hop=half, far_hop=half, near_link=link, far_link=link,
+        colors=False,
     )  # fmt: skip
 
 
@@ -365,7 +366,7 @@ def prediction_table(networks: list[Network], machine: Machine, unit: str = "GPU
 
 def limit_table(networks: list[Network]) -> str:
     rows = []
-    for machine in (A100, V100):
+    for machine in (H100, A100, V100):
         for n in networks:
             at = [model.queue_at_share(share, n, machine) for share in (0.05, 0.25)]
             rows.append([machine.name, n.name, *(f"{q:,.0f}" for q in at), f"{model.queue_at_memory(1e9):,}",
@@ -410,7 +411,8 @@ def main() -> None:
             "cores": prediction_table(own, cores_like_these(core, messages[1]), "cores"),
         }  # fmt: skip
     sections |= {
-        "a100": prediction_table(networks, A100), "v100": prediction_table(networks, V100),
+        "h100": prediction_table(networks, H100), "a100": prediction_table(networks, A100),
+        "v100": prediction_table(networks, V100),
         "limits": limit_table(networks),
     }  # fmt: skip
     print("\n\n".join(sections.values()))

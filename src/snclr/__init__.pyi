@@ -3,6 +3,7 @@
 from .api.compare import ablate as ablate, compare as compare
 from .api.demo import demo as demo
 from .api.detect import detect as detect
+from .api.doctor import doctor as doctor
 from .api.evaluate import fewshot as fewshot, finetune as finetune, knn as knn, linear as linear
 from .api.explore import curate as curate, explore as explore
 from .api.export import export as export, import_encoder as import_encoder

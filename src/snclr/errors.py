@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+_MAX_ENTRIES = 10_000
+"""Entries of a folder that are compared with a misspelled name."""
 
 
 class UserError(ValueError):
@@ -71,6 +75,30 @@ def count(number: int, noun: str) -> str:
     """
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def similar_path(path: Path) -> str:
+    """Return " (did you mean 'x'?)" for an existing path that differs from `path` in one misspelled part, or "".
+
+    >>> similar_path(Path(__file__).with_name("eror.py")).endswith("errors.py'?)")
+    True
+    """
+    import difflib
+    import itertools
+
+    parents = [*reversed(path.parents), path]
+    missing = next((part for part in parents if not part.exists()), None)
+    if missing is None:
+        return ""
+    try:
+        names = [entry.name for entry in itertools.islice(missing.parent.iterdir(), _MAX_ENTRIES)]
+    except OSError:
+        return ""
+    for name in difflib.get_close_matches(missing.name, names, n=3):
+        found = missing.with_name(name) / path.relative_to(missing)
+        if found.exists():
+            return f" (did you mean {str(found)!r}?)"
+    return ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ FLAGS = {
     "demo": "--out --seed --epochs",
     "pretrain": _SETTINGS,
     "plan": "--steps " + " ".join(flag for flag in _SETTINGS.split() if flag not in _RUN_DIR),
+    "doctor": "--device --devices --recipe --only --quick",
     "knn": f"--data --test {_RANKS} --no-cache --seed --k --temperature",
     "fewshot": f"--data --test {_RANKS} --no-cache --seed --labels-per-class --draws",
     "linear": f"--data --test {_RANKS} --no-cache --seed --protocol --epochs --batch-size --lr",
@@ -43,7 +44,7 @@ FLAGS = {
     "export": "--to --out",
     "import": "--encoder --out --image-size --stem --heads",
     "explore": "--data --test --gallery --port --static --images --overwrite --device --no-cache",
-    "curate": f"--out --keep --find --data --test --threshold --number --k {_RANKS} --no-cache",
+    "curate": f"--out --keep --find --data --test --threshold --number --k --overwrite {_RANKS} --no-cache",
     "finetune": f"--data --test {_RANKS} --seed --labels --from-scratch --epochs --batch-size --lr --head-lr"
     " --weight-decay",
     "detect": "--data --init --encoder --recipe --iterations --batch-size --lr --weight-decay --long-side --width"
@@ -133,10 +134,15 @@ def test_bad_input_prints_one_line_and_exits_with_2(argv, fragments, tmp_path, c
         (["pretrian"], 'Did you mean "pretrain"?', "snclr COMMAND"),
         (["pretrain", "--imagesize", "3"], "--imagesize. Did you mean --image-size?", "snclr pretrain [OPTIONS]"),
         (["pretrain", "--method", "snclrr"], 'Did you mean "snclr"?', "snclr pretrain [OPTIONS]"),
-        (["pretrain", "--lr", "high"], '--lr: unable to convert "high" into float', "snclr pretrain [OPTIONS]"),
+        (["pretrain", "--lr", "high"], '--lr: "high" is not a number', "snclr pretrain [OPTIONS]"),
+        (["pretrain", "--epochs", "five"], '--epochs: "five" is not a whole number', "snclr pretrain [OPTIONS]"),
+        (["pretrain", "/usr"], "unexpected argument /usr. Did you mean --data /usr?", "snclr pretrain [OPTIONS]"),
         (["plan", "--data", "demo", "stray"], "unexpected argument stray", "snclr plan [OPTIONS]"),
-        (["plan", "--gamma", "most"], '--gamma: unable to convert "most" into float or max', "snclr plan [OPTIONS]"),
-        (["knn"], "RUN requires an argument", "snclr knn [OPTIONS] RUN"),
+        (["plan", "--gamma", "most"], '--gamma: "most" is not a number or max', "snclr plan [OPTIONS]"),
+        (["knn"], "RUN requires an argument", "snclr knn RUN [OPTIONS]"),
+        (["neighbors"], "RUN requires an argument", "snclr neighbors RUN [IMAGE...] [OPTIONS]"),
+        (["export", "run"], "--to requires an argument", "snclr export RUN --to STR [OPTIONS]"),
+        (["explore"], "RUN requires an argument", "snclr explore RUN [OTHER] [OPTIONS]"),
     ],
 )  # fmt: skip
 def test_a_typo_prints_a_suggestion_and_the_usage_of_the_command(argv, fragment, usage, capsys):

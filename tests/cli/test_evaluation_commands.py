@@ -271,16 +271,18 @@ def test_neighbors_of_an_image_are_weighted_as_in_training(run, images, capsys):
         row_number = kept.index(index)
         cosine = y2 @ y2[row_number]
         cosine[row_number] = -2
-        best = cosine.topk(4).indices
+        best = cosine.topk(config.neighbors).indices  # the K of training, of which four are shown
+        assert config.neighbors == 5
         w = positiveness(
-            method.criterion.f1(y1[row_number : row_number + 1]), method.criterion.f2(y2[best])[None], gamma="max",
-            temperature=config.attention_temperature,
-        )[0]  # fmt: skip
+            method.criterion.f1(y1[row_number : row_number + 1]), method.criterion.f2(y2[best])[None],
+            gamma=config.gamma, temperature=config.attention_temperature,
+        )[0, :4]  # fmt: skip
+        best = best[:4]
     expected = sorted(zip(w.tolist(), cosine[best].tolist(), best.tolist(), strict=True), reverse=True)
     assert [one["key"] for one in row["neighbors"]] == [dataset.key(kept[i]) for _, _, i in expected]
     assert [one["w"] for one in row["neighbors"]] == pytest.approx([value for value, _, _ in expected], abs=1e-4)
     assert [one["cosine"] for one in row["neighbors"]] == pytest.approx([value for _, value, _ in expected], abs=1e-4)
-    assert row["neighbors"][0]["w"] == 1.0
+    assert f"a softmax over the {config.neighbors} nearest neighbors" in result["weights"]
 
 
 def _view(dataset, index: int, size: int) -> torch.Tensor:
@@ -323,7 +325,7 @@ def test_shares_by_rank_are_recorded(run):
     assert len(json.loads((run / "figures" / "neighbors.json").read_text())["rows"]) == 3
 
 
-def test_other_methods_and_exported_encoders_are_compared_by_encoder_features(run, images, tmp_path):
+def test_other_methods_and_exported_encoders_are_compared_by_encoder_features(run, images, tmp_path, capsys):
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("encoder.safetensors", "config.json"):
@@ -334,6 +336,13 @@ def test_other_methods_and_exported_encoders_are_compared_by_encoder_features(ru
     rival = tiny_run.train(images, tmp_path / "simclr", method="simclr", neighbors=None, queue_length=None)
     result = snclr.neighbors(rival, k=3, quiet=True)
     assert "the run's method is simclr" in result.protocol
+    assert result.weights is None
+    assert main(["neighbors", str(rival), "red/red_1.png", "--k=2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("  cosine ") == 2
+    assert "; 1 query image\n" in printed
+    assert "neighbor purity" not in printed  # of one image
+    assert "  w " not in printed  # the loss of simclr has no w
     with pytest.raises(UserError, match="no queue"):
         snclr.neighbors(rival, candidates="queue", quiet=True)
     queued = tiny_run.train(images, tmp_path / "nnclr", method="nnclr", neighbors=None)
@@ -412,12 +421,12 @@ def test_unsuitable_data_exits_with_code_2(run, bad, command, data, message, cap
         (["knn", "{run}", "--devices", "none"], "devices is 'none'"),
         (["knn", "{run}", "--devices", "0"], "devices is '0'"),
         (["linear", "{run}", "--nodes", "0"], "nodes is 0"),
-        (["knn", "{run}", "--k", "0"], "k is 0"),
+        (["knn", "{run}", "--k", "0"], "--k must be at least 1, not 0"),
         (["knn", "{run}", "--device", "meta"], "there is no device 'meta' on this machine; choose auto or one of"),
         (["neighbors", "{run}", "--device", "xla"], "there is no device 'xla'"),
         (["explain", "{run}", "red/red_1.png", "--device", "mps:3"], "there is no device 'mps:3'"),
         (["linear", "{run}", "--device", "cuda:99"], "there is no device 'cuda:99'"),
-        (["neighbors", "{run}", "--rows", "0"], "rows 0"),
+        (["neighbors", "{run}", "--rows", "0"], "--rows must be at least 1, not 0"),
         (["neighbors", "{run}", "--out", "a.gif"], ".png"),
         (["neighbors", "{run}", "nowhere.png"], "nowhere.png"),
         (["neighbors", "{run}", "--candidates", "nowhere"], "nowhere"),

@@ -29,9 +29,17 @@ def suggested(text):
 
 def test_the_commands_after_a_run_can_be_pasted(spaced, capsys):
     show_pretrain(PretrainResult(spaced, 6, 6, 0))
-    neighbors, knn = suggested(capsys.readouterr().out.partition("Next:")[2])
+    neighbors, knn, report = suggested(capsys.readouterr().out.partition("Next:")[2])
     assert neighbors == ["snclr", "neighbors", str(spaced)]
     assert knn == ["snclr", "knn", str(spaced), "--data", "LABELED"]
+    assert report == ["snclr", "report", str(spaced)]
+
+
+def test_a_run_on_labeled_images_needs_no_data_for_knn(run, capsys):
+    trained = snclr.pretrain(out=str(run), resume=True, quiet=True)
+    assert trained.labeled
+    show_pretrain(trained)
+    assert suggested(capsys.readouterr().out.partition("Next:")[2])[1] == ["snclr", "knn", str(run)]
 
 
 @pytest.mark.parametrize(
@@ -92,10 +100,17 @@ def test_resuming_a_run_that_does_not_exist_suggests_a_similar_one(run, tmp_path
     for argv in (["pretrain", "--resume", "--out", str(tmp_path / "phtos")], ["knn", str(tmp_path / "phtos")]):
         assert main(argv) == 2
         error = capsys.readouterr().err
-        assert f"{tmp_path / 'phtos'} (did you mean 'photos'?)" in error
+        assert f"{tmp_path / 'phtos'} (did you mean '{tmp_path / 'photos'}'?)" in error
     assert not (tmp_path / "phtos").exists()
     assert main(["pretrain", "--resume", "--out", str(tmp_path / "zebra")]) == 2
     assert f"there is no run to resume in {tmp_path / 'zebra'}. Give" in capsys.readouterr().err
+
+
+def test_a_run_is_found_in_the_folder_of_runs(run, tmp_path, monkeypatch, capsys):
+    shutil.copytree(run, tmp_path / "runs" / "photos")
+    monkeypatch.chdir(tmp_path)
+    assert main(["knn", "photos"]) == 2
+    assert "there is no run directory photos (did you mean 'runs/photos'?)" in capsys.readouterr().err
 
 
 def test_resume_with_data_says_that_it_starts_a_new_run(images, tmp_path, capsys):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 
-from snclr.api.pretrain import neighbor_advice, plan
+from snclr.api.pretrain import neighbor_advice, plan, pretrain
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.cli.main import main
-from snclr.cli.pretrain import show_plan
+from snclr.cli.pretrain import show_plan, show_pretrain
+from snclr.data.info import check_images
 from snclr.errors import UserError
 from tests.helpers import tiny_run
 
@@ -40,6 +42,10 @@ def test_steps_and_checkpoint_size_match_the_run_that_follows(images, tmp_path, 
     assert found.seconds_per_step > 0
     assert found.compute_seconds_per_step > 0
     assert found.peak_mb > 50
+    parts = {name: size for name, size in found.tensor_mb.items() if name != "total"}
+    assert found.tensor_mb["total"] == pytest.approx(sum(parts.values()))
+    optimizer = [tensor.nbytes for key, tensor in saved.tensors.items() if key.startswith("optimizer/")]
+    assert parts["optimizer"] == pytest.approx(sum(optimizer) / 1e6, rel=0.01)
 
 
 def test_queue_age_and_share_of_the_own_class(images):
@@ -67,11 +73,37 @@ def test_a_queue_that_is_too_long_or_too_short_is_warned_about(images, capsys):
     assert "longer than the number of images" not in text
 
 
+def test_unreadable_images_are_counted_as_training_and_evaluation_do(images, tmp_path, capsys):
+    many = images
+    whole = (many / "red" / "red_1.png").read_bytes()
+    (many / "blue" / "half.png").write_bytes(whole[: len(whole) // 2])
+    (many / "blue" / "text.jpg").write_text("not an image")
+    found = plan(steps=1, data=str(many), **SMALL)
+    assert (found.images, found.checked) == (51, 51)
+    assert sorted(found.unreadable) == ["blue/half.png", "blue/text.jpg", "red/broken.png"]
+    show_plan(found)
+    assert "unreadable images: 3, e.g. blue/half.png: " in capsys.readouterr().out
+    run = tmp_path / "run"
+    trained = pretrain(data=str(many), out=str(run), quiet=True, **{**SMALL, "epochs": 6})
+    assert trained.skipped == 3
+    show_pretrain(trained)
+    assert "unreadable images: 3, " in capsys.readouterr().out
+    assert main(["knn", str(run), "--k=5", "--no-baselines"]) == 0
+    assert "  unreadable images: 3, left out\n" in capsys.readouterr().out
+    sampled = check_images(str(many), min_side=16, limit=10)
+    assert sampled.checked == 10
+    assert check_images("demo", min_side=16).checked == 0
+
+
 def test_with_several_processes_one_rank_is_measured(images, capsys):
     found = plan(steps=1, data=str(images), **SMALL, devices="2")
     assert found.processes == 2
     show_plan(found)
-    assert "(rank 0 of 2, 8 images)" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "(rank 0 of 2, 8 images)" in text
+    assert re.search(
+        r"tensors +[\d.]+ MB per GPU at the peak of a step \(counted\): weights [\d.]+ MB, target network", text
+    )
     assert found.steps_per_epoch == 3
     with pytest.raises(UserError, match="is not divisible by 3 ranks; the nearest that is: 15"):
         plan(steps=1, data=str(images), **SMALL, devices="3")

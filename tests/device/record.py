@@ -1,14 +1,21 @@
-"""Write the host waits of every method to host_waits.json: `python -m tests.device.record`."""
+"""Write the host waits of methods and evaluations to host_waits.json: `python -m tests.device.record`."""
 
 import json
+import tempfile
+from pathlib import Path
 
-from tests.device.test_steps import BUDGET, run_module
+from tests.device.subprocess_runs import BUDGET, run_evaluations, run_module
+
+
+def waits(found: dict) -> dict:
+    return {name: counts["waits"] for name, counts in found.items()}
 
 
 def main() -> None:
-    counted = {size: run_module("steps", size) for size in ("1", "8")}
-    waits = {size: {name: counts["waits"] for name, counts in found.items()} for size, found in counted.items()}
-    BUDGET.write_text(json.dumps(waits, indent=2) + "\n")
+    recorded = {size: waits(run_module("steps", size)) for size in ("1", "8")}
+    with tempfile.TemporaryDirectory() as folder:
+        evaluations = {size: waits(found) for size, found in run_evaluations(Path(folder)).items()}
+    BUDGET.write_text(json.dumps({**recorded, "evaluations": evaluations}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

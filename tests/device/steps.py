@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -48,18 +48,25 @@ class PretendedFabric:
         self._autocast = autocast
 
     def setup(self, module: Any, optimizer: Any) -> tuple[Any, Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with torch.autocast(NAME, dtype=torch.bfloat16) if self._autocast else nullcontext():
-                return module(*args, **kwargs)
+        return module, optimizer
 
-        forward.module = module  # type: ignore[attr-defined]
-        return forward, optimizer
+    def forward_context(self) -> AbstractContextManager[Any]:
+        return torch.autocast(NAME, dtype=torch.bfloat16) if self._autocast else nullcontext()
+
+    def convert_input(self, views: Any) -> Any:
+        return views
+
+    def no_backward_sync(self, module: Any, enabled: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def clip_gradients(self, forward: Any, optimizer: Any, max_norm: float, **options: Any) -> torch.Tensor:
-        return torch.nn.utils.clip_grad_norm_(forward.module.parameters(), max_norm, **options)
+    def clip_gradients(self, module: Any, optimizer: Any, max_norm: float, **options: Any) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm, **options)
 
 
 def run_method(name: str, world_size: int) -> dict[str, Any]:
@@ -99,15 +106,25 @@ def lines(gpu: PretendedGpu) -> collections.Counter[str]:
 class SilentProgress:
     """A progress bar that shows nothing."""
 
+    done = 0
+
     def print(self, text: str) -> None:
         pass
 
+    def update(self, *_: object) -> None:
+        pass
 
-def main(world_size: int) -> None:
+
+def start(world_size: int) -> None:
+    """Prepare the process: one thread, and a fake process group if there are several ranks."""
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)  # the backward pass has to see the dispatch mode
     if world_size > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+
+
+def main(world_size: int) -> None:
+    start(world_size)
     print(json.dumps({name: run_method(name, world_size) for name in METHODS}))
 
 

@@ -1,27 +1,11 @@
 """A training step of every method on a pretended GPU, on one rank and on eight: devices, host waits, precision."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from snclr.methods.config import METHODS
-
-ROOT = Path(__file__).parents[2]
-BUDGET = Path(__file__).with_name("host_waits.json")
-ADVICE = f"if the change is intended, write it to {BUDGET.relative_to(ROOT)}: python -m tests.device.record"
-
-
-def run_module(name: str, *arguments: str) -> dict:
-    """Run a module of this folder in a process of its own, since the pretended device is registered for the process."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    command = [sys.executable, "-m", f"tests.device.{name}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+from tests.device.subprocess_runs import ADVICE, BUDGET, run_module
 
 
 @pytest.fixture(scope="module", params=["1", "8"])

@@ -9,7 +9,7 @@ from snclr.distributed.collectives import all_reduce_sum, is_distributed, rank_a
 from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.methods import METHODS
-from snclr.train.build import build_method, encoder_spec, view_sizes
+from snclr.train.build import build_method, encoder_spec, save_memory, view_sizes
 from snclr.train.config import resolve, settings_for_method
 
 SETTINGS = {
@@ -31,6 +31,8 @@ CASES = {
         "method": "swav", "batch_size": 8, "assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2,
     },
     "local crops": {"method": "dino", "local_crops": 2, "norm_last_layer": False},
+    "micro batch": {"method": "snclr", "encoder": "test_vit", "stem": "auto", "micro_batch": 3},
+    "checkpointing": {"method": "byol", "activation_checkpointing": True},
     "other negatives": {"method": "snclr", "sides": "other-negatives", "negatives": "both-views"},
     **{name: {"method": name} for name, config in METHODS.items() if not config.masks_patches},
     **{
@@ -48,7 +50,9 @@ CASES = {
 def run_steps(name: str) -> dict:
     """Run three steps of gradient descent in double precision, with the same global batches for any world size."""
     config = resolve(settings_for_method(CASES[name]["method"], {**SETTINGS, **CASES[name]}))
-    method = synchronize_batch_norm(build_method(config, encoder_spec(config), classes=3, images=17).double())
+    method = build_method(config, encoder_spec(config), classes=3, images=17).double()
+    save_memory(method, config)
+    method = synchronize_batch_norm(method)
     rank, size = rank_and_size()
     averager = GradientAverager(method) if is_distributed() else None
     own_rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)

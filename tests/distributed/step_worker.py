@@ -42,13 +42,10 @@ def run_steps(precision: str, steps: int, optimizer: str, encoder: str, batch_si
             gradients.append({name: part.grad.clone() for name, part in named if part.grad is not None})
         return inner(*args, **kwargs)
 
-    def record_loss(_module, _arguments, output):  # Fabric converts a double-precision loss to single precision
-        losses.append(float(all_reduce_sum(output.loss.detach().double().clone()) / fabric.world_size))
-
     task.optimizer.step = step_and_record
-    task.module.register_forward_hook(record_loss)
     for batch in task.loader.batches(0, steps):
-        task.training_step(batch)
+        output, _, _ = task.training_step(batch)
+        losses.append(float(all_reduce_sum(output.loss.double()) / fabric.world_size))
         ids.append(all_gather(batch.ids))
         rows = [[hashlib.sha256(row.contiguous().numpy().tobytes()).hexdigest() for row in v] for v in batch.views]
         views.append([[*chain.from_iterable(parts)] for parts in zip(*all_gather_objects(rows), strict=True)])

@@ -252,6 +252,23 @@ def test_curate_writes_two_lists_that_cover_all_images(run, images, tmp_path, fi
         assert len(listed) == 6
 
 
+def test_curate_replaces_a_list_only_with_overwrite(run, tmp_path):
+    out, keep = tmp_path / "out.txt", tmp_path / "keep.txt"
+    settings = {"find": "diverse", "number": 3, "quiet": True}
+    for existing in (out, keep):
+        existing.write_text("mine\n")
+        with pytest.raises(UserError, match=rf"{existing.name} exists.*--overwrite"):
+            snclr.curate(run, out=out, keep=keep, **settings)
+        assert existing.read_text() == "mine\n"
+        assert [path.name for path in tmp_path.iterdir()] == [existing.name]
+        existing.unlink()
+    out.write_text("mine\n")
+    snclr.curate(run, out=out, keep=keep, overwrite=True, **settings)
+    assert "diverse subset" in out.read_text()
+    with pytest.raises(UserError, match="two files"):
+        snclr.curate(run, out=tmp_path / "a.txt", keep=tmp_path / "b" / ".." / "a.txt", **settings)
+
+
 def test_curate_finds_a_copy_in_the_test_images(run, images, tmp_path):
     test = tmp_path / "test"
     test.mkdir()
@@ -260,4 +277,4 @@ def test_curate_finds_a_copy_in_the_test_images(run, images, tmp_path):
     assert [entry["key"] for entry in result.entries] == ["copy.png"]
     assert "red/red_3.png" in result.entries[0]["reason"]
     with pytest.raises(UserError, match="give --test"):
-        snclr.curate(run, find="leaks", out=tmp_path / "leaks.txt", quiet=True)
+        snclr.curate(run, find="leaks", out=tmp_path / "other.txt", quiet=True)

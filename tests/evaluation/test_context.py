@@ -206,9 +206,28 @@ def test_k_above_the_smallest_class_is_a_warning(own, images, test_images, capsy
     data = {"data": str(few), "test": str(test_images)}
     assert warnings_of(own, **data, k=3) == []
     (warning,) = warnings_of(own, **data, k=4)
-    assert warning == "k = 4 exceeds the 3 training images of class green; give a smaller --k"
+    assert warning == "k = 4 exceeds the 3 training images of class green; give a smaller --k, or --k auto"
     assert main(["knn", str(own), "--data", str(few), "--test", str(test_images), "--k=4", "--no-baselines"]) == 0
     assert f"warning: {warning}\n" in capsys.readouterr().err
+
+
+def test_k_is_automatic_and_a_lowered_k_is_said_on_the_terminal(own, images, test_images, capsys):
+    command = ["knn", str(own), "--data", str(images), "--test", str(test_images), "--no-baselines"]
+    sizes = [len(list((images / name).glob(f"{name}_*.png"))) for name in ("blue", "green", "red")]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert f"k = {min(sizes)} (auto)" in printed.out.splitlines()[0]
+    assert "exceeds" not in printed.err
+    record = read_results(own, "knn")[-1]
+    assert record["k"] == min(sizes)
+    assert f"k = {min(sizes)} (auto), temperature" in record["protocol"]
+    assert (
+        record["numbers"]["top1"]
+        == snclr.knn(own, data=str(images), test=str(test_images), k=min(sizes), baselines=False, quiet=True).top1
+    )
+    assert main([*command, "--k=999"]) == 0
+    total = sum(sizes)
+    assert f"warning: k = 999 is more than the {total} training images: k = {total} was used" in capsys.readouterr().err
 
 
 def test_test_images_that_were_trained_on_are_counted(own, images, test_images, tmp_path):

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from snclr.data.datasets.base import ArrayDataset, FileDataset, open_dataset
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
+from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import eval_mode, extract_features
 from snclr.evaluation.images import BatchPlan, read_chunks
+from snclr.evaluation.session import open_session
 
 
 def tiny_encoder(seed: int = 0) -> nn.Sequential:
@@ -219,3 +221,21 @@ def test_epochs_differ_in_crops_and_order(tmp_path: Path) -> None:
         by_id = [chunk.images[np.argsort(chunk.ids)] for chunk in (first, second)]
         assert not torch.equal(*by_id)
         assert torch.equal(first.images, again.images)
+
+
+def test_half_precision_is_that_of_the_encoder_alone(tmp_path: Path) -> None:
+    """Linear layers only: some CPUs cannot run convolutions in bfloat16."""
+    seen: list[torch.dtype] = []
+    encoder, dataset = nn.Sequential(nn.Flatten(), nn.Linear(192, 6)), tiny_dataset()
+    encoder.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    single = extract_features(encoder, dataset, image_size=8, quiet=True).features
+    half = extract_features(encoder, dataset, image_size=8, quiet=True, precision="bf16").features
+    assert seen == [torch.float32, torch.bfloat16]
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, single)
+    torch.testing.assert_close(half, single, rtol=0.02, atol=0.02)
+    stores = [FeatureStore(tmp_path, "encoder", "", dataset, 8, precision=precision) for precision in ("32", "bf16")]
+    assert stores[0].folder != stores[1].folder
+    refused = pytest.raises(UserError, match="bf16 is not supported on CPUs")
+    with refused, open_session(tmp_path, precision="bf16-mixed", device="cpu"):
+        pass

@@ -81,6 +81,16 @@ def test_k_above_the_training_set_size_is_lowered() -> None:
     assert "lowered" not in knn(*sets, k=12).protocol
 
 
+@pytest.mark.parametrize(("sizes", "k"), [([300, 250], 200), ([30, 300], 30), ([2, 30], 10), ([2, 3], 5), ([1, 9], 10)])
+def test_k_auto_is_the_smallest_class_between_10_and_200(sizes, k) -> None:
+    labels = torch.cat([torch.full((size,), number) for number, size in enumerate(sizes)])
+    train = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(1))
+    test = (torch.randn(6, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 1] * 3))
+    result = knn(train, labels, *test, k="auto")
+    assert f"k = {k} (auto)" in result.protocol
+    assert torch.equal(result.predictions, knn(train, labels, *test, k=k).predictions)
+
+
 def test_ties_go_to_the_lower_class() -> None:
     train = torch.tensor([[1.0, 0.0]]).expand(4, 2)
     labels = torch.tensor([3, 1, 3, 1])

@@ -10,11 +10,13 @@ import snclr
 from snclr.evaluation.session import open_session
 
 
-@pytest.mark.parametrize("name", ["knn", "linear", "finetune", "embed", "search", "neighbors"])
+@pytest.mark.parametrize("name", ["knn", "linear", "fewshot", "finetune", "embed", "search", "neighbors"])
 def test_the_shown_options_are_those_of_a_session(name) -> None:
     accepted = dict(inspect.signature(open_session).parameters)
     if name == "finetune":  # extracts no features that could be cached
         del accepted["cache"]
+    if name not in ("knn", "linear", "fewshot"):
+        del accepted["precision"]
     function = getattr(snclr, name)
     shown = inspect.signature(function).parameters
     for option, parameter in accepted.items():

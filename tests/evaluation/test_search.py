@@ -113,7 +113,7 @@ def test_out_writes_a_figure(run, images, tmp_path, capsys):
     [
         ("nothing.png", [], "no file or folder"),
         ("{images}/red/broken.png", [], "no image of"),
-        ("{images}/red/red_1.png", ["--k", "0"], "k is 0"),
+        ("{images}/red/red_1.png", ["--k", "0"], "k must be at least 1, not 0"),
         ("{images}/red/red_1.png", ["--out", "f.jpg"], ".png"),
         ("{images}/red/red_1.png", ["--embeddings", "none.npy"], "none.npy"),
         ("{images}/red/red_1.png", ["--data", "no-such-folder"], "no-such-folder"),
@@ -195,7 +195,7 @@ def test_features_of_different_width_raise_user_error():
 def test_bad_input_is_rejected_before_features_are_computed(run, images, tmp_path, monkeypatch):
     monkeypatch.setattr("snclr.evaluation.session.extract_features", lambda *a, **k: pytest.fail("encoded"))
     image = images / "red/red_1.png"
-    with pytest.raises(UserError, match="k is 0"):
+    with pytest.raises(UserError, match="k must be at least 1, not 0"):
         snclr.search(run, image, k=0, quiet=True)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"cannot write .*--out"):

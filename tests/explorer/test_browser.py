@@ -50,9 +50,14 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(explored: Path) -> Iterator[str]:
     command = [sys.executable, "-u", "-m", "snclr", "explore", str(explored / "one"), str(explored / "two")]
     options = ["--port", "0", "--device", "cpu", "--test", str(explored / "test")]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    yield process.stdout.readline().strip()
+    assert process.stderr is not None
+    yield process.stdout.readline().strip()  # nothing but the address
+    opened = process.stderr.readline()
+    assert opened.startswith(f"exploring {explored / 'one'} at step "), opened
+    assert f"compared with {explored / 'two'}" in opened
+    process.stderr.close()
     process.send_signal(2)
     assert process.wait(30) == 0, "Ctrl-C ends the server with exit code 0"
     process.stdout.close()
@@ -360,7 +365,7 @@ def test_a_static_folder_opens_without_a_server(page, explored, tmp_path, monkey
 def test_bad_arguments_are_explained(explored, tmp_path):
     for arguments, message in (
         ({"run": tmp_path / "none"}, "there is no run directory"),
-        ({"run": explored / "one", "port": 70_000}, "choose another --port"),
+        ({"run": explored / "one", "port": 70_000}, "--port must be from 0 to 65535"),
         ({"run": explored / "one", "static": explored / "images"}, "choose a new or empty folder"),
     ):
         with pytest.raises(snclr.UserError, match=message):

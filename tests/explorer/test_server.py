@@ -63,6 +63,22 @@ def png(width: int = 8, height: int = 8) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+def test_a_port_out_of_range_is_refused_in_words(port):
+    with pytest.raises(UserError, match=rf"^--port must be from 0 to 65535, not {port}; 0 chooses a free one$"):
+        open_socket(port)
+
+
+def test_the_opened_run_and_images_are_described(trained, run, images, tmp_path):
+    test = tiny_run.write_images(tmp_path / "gallery", each=2)
+    with open_session(trained, device="cpu", quiet=True) as session:
+        explorer = Explorer(session, run, gallery=str(test))
+        assert explorer.opening() == (
+            f"{trained} at step 6, 49 images of {images}, compared with {run}, gallery {test}"
+        )
+        explorer.close()
+
+
 # Who may ask
 
 
@@ -118,8 +134,8 @@ def test_the_server_listens_on_this_machine_only():
     with open_socket(0) as listener:
         host, port = listener.getsockname()
         assert host == "127.0.0.1"
-        with pytest.raises(UserError, match="choose another --port"):
-            open_socket(port + 2**17)
+        with pytest.raises(UserError, match=rf"port {port} cannot be used \(.*in use\)\. Choose another --port\."):
+            open_socket(port)
 
 
 # What is served

@@ -22,6 +22,7 @@ from snclr.cli.main import main
 from snclr.errors import UserError
 from snclr.exporters import to_folder, to_onnx, to_resnets
 from snclr.exporters.export import FORMATS, check_supported
+from snclr.exporters.format import ExportError
 from snclr.exporters.to_resnets import detectron2_key, resnet_layout
 from snclr.models.encoders import TORCHVISION_RESNETS, build_encoder, resolve_encoder, state_on_meta
 from tests.helpers.photos import as_evaluated, write_photos
@@ -419,22 +420,35 @@ def test_an_export_replaces_an_earlier_one_but_no_other_files(resnet, tmp_path):
 def test_an_unsupported_format_is_refused_with_the_supported_ones(name, options, to, parts):
     spec = resolve_encoder(name, **options)
     with pytest.raises(UserError) as caught:
-        check_supported(["safetensors", to], spec)
+        check_supported(to, spec)
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_nothing_is_written_if_one_of_several_formats_is_unsupported(tmp_path):
+def test_formats_that_can_be_written_are_written_if_another_fails(tmp_path, capsys):
     folder, _, _ = make_run(tmp_path / "run", "resnet10-tiny", image_size=32)
-    with pytest.raises(UserError, match="cannot export to torchvision"):
-        snclr.export(folder, "safetensors,torchvision")
-    assert not (folder / "export").exists()
+    with pytest.raises(ExportError, match=r"cannot export to torchvision: .* Written: safetensors\.$") as caught:
+        snclr.export(folder, "torchvision,safetensors")
+    assert [item.format for item in caught.value.exports] == ["safetensors"]
+    assert [path.name for path in (folder / "export").iterdir()] == ["safetensors"]
+    command = ["export", str(folder), "--to", "torchvision,safetensors", "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    printed = capsys.readouterr()
+    assert "safetensors: wrote" in printed.out
+    assert printed.err.startswith("snclr export: cannot export to torchvision: ")
+    assert main([*command, "--json"]) == 2
+    record = json.loads(capsys.readouterr().out)
+    assert ([item["format"] for item in record["exports"]], list(record["failed"])) == (
+        ["safetensors"], ["torchvision"]
+    )  # fmt: skip
+    assert main(["export", str(folder), "--to", "torchvision"]) == 2
+    assert capsys.readouterr().err.endswith("Nothing was written.\n")
 
 
 def test_missing_onnx_packages_are_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxruntime" else object())
     with pytest.raises(UserError, match=r"onnxruntime is not installed; pip install 'snclr\[onnx\]'"):
-        check_supported(["onnx"], resolve_encoder("resnet18", image_size=96))
+        check_supported("onnx", resolve_encoder("resnet18", image_size=96))
 
 
 @pytest.mark.parametrize("to", ["tensorflow", "timm,tensorflow", "", [], ","])

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torchvision  # noqa: F401  # registers its operations
 from torch import Tensor
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -27,7 +28,7 @@ _setup_privateuseone_for_python_backend(NAME)
 # Operations whose result the host has to read: its value, or its shape.
 WAITING = {
     "_local_scalar_dense", "nonzero", "bincount", "unique_dim", "unique_consecutive", "_unique2", "masked_select",
-    "equal", "is_nonzero", "_linalg_svd", "_linalg_eigh", "histc",
+    "equal", "is_nonzero", "_linalg_svd", "_linalg_eigh", "histc", "nms",
 }  # fmt: skip
 MAY_MIX = {"copy_", "_to_copy", "index", "index_put", "index_put_"}
 """Operations for which CUDA accepts CPU tensors with dimensions: copies, and indices."""
@@ -199,24 +200,34 @@ def package_line() -> str:
 
 
 def _register_autocast() -> Any:
-    """Give the device the rule of CUDA's autocast: matrix products and convolutions in half precision."""
+    """Give the device the rule of CUDA's autocast: matrix products and convolutions in half precision.
+
+    torchvision runs its own operations in float32.
+    """
     key = torch._C.DispatchKey.AutocastPrivateUse1
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     rules = torch.library.Library("aten", "IMPL")
+    vision_rules = torch.library.Library("torchvision", "IMPL")
 
-    def half(operation: Any) -> Any:
+    def casting(operation: Any, *, single: bool) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            dtype = torch.get_autocast_dtype(NAME)
+            half = torch.get_autocast_dtype(NAME)
+            goal, source = (torch.float32, half) if single else (half, torch.float32)
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-                cast = lambda t: t.to(dtype) if t.dtype == torch.float32 else t  # noqa: E731
+                cast = lambda t: t.to(goal) if t.dtype == source else t  # noqa: E731
                 return operation(*tree_map_only(Tensor, cast, args), **tree_map_only(Tensor, cast, kwargs))
 
         return run
 
     for name in HALF_PRECISION:
-        rules.impl(name, half(getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
-    return fallback, rules
+        rules.impl(name, casting(getattr(torch.ops.aten, name).default, single=False), "AutocastPrivateUse1")
+    transposed = torch.ops.aten.conv_transpose2d.input
+    rules.impl("conv_transpose2d.input", casting(transposed, single=False), "AutocastPrivateUse1")
+    for name in ("nms", "roi_align"):
+        operation = getattr(torch.ops.torchvision, name).default
+        vision_rules.impl(name, casting(operation, single=True), "AutocastPrivateUse1")
+    return fallback, rules, vision_rules
 
 
 _LIBRARIES = _register_autocast()  # registered as long as this reference lives

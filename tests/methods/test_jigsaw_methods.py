@@ -290,7 +290,7 @@ def test_the_loss_is_finite_if_a_negative_takes_the_whole_sum():
 def test_the_cost_of_detco_is_measured_with_eight_full_queues(tmp_path):
     from PIL import Image
 
-    from snclr.train.cost import measure_cost
+    from snclr.train.planning.cost import measure_cost
 
     for i in range(16):
         Image.fromarray(np.full((16, 16, 3), 16 * i, np.uint8)).save(tmp_path / f"{i}.png")

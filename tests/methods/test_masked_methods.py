@@ -128,7 +128,9 @@ def test_a_tokenizer_that_does_not_fit_is_an_error(tmp_path):
 def test_with_every_patch_the_tokens_are_those_of_timm(name, options):
     method = random_parameters(build(name, vit(**options)))
     x = images()
-    torch.testing.assert_close(method.encode(x, torch.arange(9).expand(2, -1)), method.encoder.forward_features(x))
+    torch.testing.assert_close(
+        method.encode_patches(x, torch.arange(9).expand(2, -1)), method.encoder.forward_features(x)
+    )
 
 
 @pytest.mark.parametrize("name", CLASS)
@@ -143,7 +145,7 @@ def test_the_prediction_does_not_depend_on_the_masked_pixels(name):
             for number in numbers:
                 top, left = number // 3 * 4, number % 3 * 4
                 image[:, top : top + 4, left : left + 4] += change * torch.randn(3, 4, 4).double()
-        tokens = method.normed(method.encode(changed, mask.visible))
+        tokens = method.normed(method.encode_patches(changed, mask.visible))
         if name == "mae":
             predictions.append(method.decode(tokens, mask))
         else:
@@ -311,8 +313,8 @@ def test_cae_stops_the_gradient_at_the_features_of_the_masked_patches():
     mask = mask_of(method, ids, 0)
     weight = method.encoder.patch_embed.proj.weight
     swapped = PatchMask(visible=mask.masked, masked=mask.visible)
-    target = method.normed(method.encode(x, swapped.visible)[:, method.prefix :])
-    features = method.predict_masked(method.normed(method.encode(x, mask.visible)[:, method.prefix :]), mask)[1]
+    target = method.normed(method.encode_patches(x, swapped.visible)[:, method.prefix :])
+    features = method.predict_masked(method.normed(method.encode_patches(x, mask.visible)[:, method.prefix :]), mask)[1]
     stopped, full = (
         torch.autograd.grad(F.mse_loss(features, part), weight, retain_graph=True)[0]
         for part in (target.detach(), target)

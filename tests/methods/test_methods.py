@@ -277,6 +277,8 @@ OPTIONS = [
     ("snclr", {"search_view": "plain", "search_space": "encoder", "unique_neighbors": True, "gamma": "pull"}),
     ("snclr", {"negatives": "both-views", "sides": "other-negatives", "momentum": 0.0, "predictor_layers": 0}),
     ("mocov2", {"symmetric": True}),
+    ("byol", {"encoder": "test_vit", "stem": "auto", "micro_batch": 3, "drop_path": 0.3}),
+    ("byol", {"activation_checkpointing": True}),
     ("pirl", {"bank_negatives": 5, "projector_layers": 2}),
     ("swav", {"assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2, "local_size": 8}),
     ("dino", {

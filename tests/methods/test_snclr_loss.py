@@ -136,8 +136,7 @@ def test_the_streaming_logsumexp_equals_the_direct_one(seed, n, first, second, s
     count = torch.randint(1, 9, (second,), generator=generator)
     weight = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_LSE_ROWS", 2)
-        patch.setattr(kernels, "_LSE_KEYS", 3)
+        patch.setattr(kernels, "_LSE_TILE", {"cpu": (2, 3)})
         fast = kernels.logsumexp(z, [kernels.Keys(a), kernels.Keys(b, index, count)], 0.2)
         fast.backward(weight)
     z_slow = z.detach().double().requires_grad_()

@@ -53,7 +53,9 @@ PROMISES = (
         "4", "the torchrun agent is killed: its ranks exit within 10 s, and --resume works", ranks.agent_killed, 6, (0,)
     ),
     Promise("5", "SIGTERM, SIGUSR1 or Ctrl-C to the process or its group, 0 or 2 workers", stops.stop, 12, (0, 7)),
-    Promise("5", "Ctrl-C while torch is imported: exit code 130, no files", stops.early_interrupt, 30, tuple(range(6))),
+    Promise(
+        "5", "Ctrl-C while modules are imported: exit code 130, no files", stops.early_interrupt, 30, tuple(range(6))
+    ),
     Promise(
         "5",
         "SIGTERM, SIGUSR1 or Ctrl-C to the torchrun agent or the group, 0 or 2 workers",

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tests.reliability.fork_server import ENVIRONMENT
 from tests.reliability.harness import STEPS, Sandbox, assert_same_result, last_step, newest_checkpoint
@@ -17,7 +18,7 @@ from tests.reliability.harness import STEPS, Sandbox, assert_same_result, last_s
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 CASES = list(itertools.product((2, 0), ("group", "process"), CODES))
 """Dataloader workers, target of the signal, and the signal."""
-CONSOLE_SCRIPT = ["-c", "import sys; from snclr.cli.main import main; sys.exit(main())"]
+CONSOLE_SCRIPT = [str(Path(sys.executable).with_name("snclr"))]
 EARLY = (("pretrain", ["-m", "snclr"], 1200), ("knn", CONSOLE_SCRIPT, 600))
 """A command, how Python starts it, and how many modules it imports at least before it writes files."""
 MAX_SECONDS = 25.0
@@ -64,7 +65,7 @@ def early_interrupt(sandbox: Sandbox, seed: int) -> None:
     for line in process.stderr:
         if not line.startswith("import time:"):
             errors.append(line)
-        elif seen or line.endswith(" snclr.runtime.stop\n"):  # imported first by `main`
+        elif seen or line.endswith(" snclr.runtime.early_interrupt\n"):  # the first module of the package
             seen += 1
             if seen == imports + 1:
                 time.sleep(generator.random() / 50)

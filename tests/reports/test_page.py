@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
+from snclr.reports.accuracies import by_test_set
 from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS
 from snclr.reports.embedding_map import TILE, build_map
@@ -189,6 +190,30 @@ def test_accuracies_are_grouped_by_test_set() -> None:
     assert "kNN40.5% ± 1.4" in words[other:]
     assert "raw pixels 31.0%chance 20.0%" in words[other:]
     assert "10.0%" not in words  # an older result of the same kind and test set
+
+
+def test_a_folder_with_and_without_a_slash_is_one_test_set() -> None:
+    sets = "40 training and 10 test images, 2 classes (train photos{0}, test more/test{0})"
+    results = [
+        {"kind": "knn", "numbers": {"top1": 0.5}, "protocol": f"kNN: k = 3; {sets.format('/')}"},
+        {"kind": "linear-cached", "numbers": {"top1": 0.6}, "protocol": f"linear; {sets.format('')}"},
+    ]
+    (tested, kinds), *others = by_test_set(results).items()
+    assert (tested.name, [accuracy.kind for accuracy in kinds]) == (
+        "train photos, test more/test", ["knn", "linear-cached"]
+    )  # fmt: skip
+    assert others == []
+
+
+def test_neighbor_purity_has_its_chance_level_and_unreadable_images_a_name() -> None:
+    record = {
+        "kind": "neighbors", "numbers": {"neighbor_purity_at_1": 0.35}, "chance": 0.208, "protocol": "the 5 nearest",
+    }  # fmt: skip
+    knn = {"kind": "knn", "numbers": {"top1": 0.5}, "protocol": "kNN: k = 3", "skipped": 3}
+    text = " ".join(ParsedPage(render(page(["n"], results=[record, knn]))).text().split())
+    assert "chance 20.8%" in text
+    assert "unreadable images 3" in text
+    assert "skipped 3" not in text
 
 
 def test_the_recorded_error_and_number_of_images_win() -> None:

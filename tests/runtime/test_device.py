@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from snclr.errors import UserError
-from snclr.runtime.device import available_devices, pick_device
+from snclr.runtime.device import available_devices, math_settings, pick_device
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, mps: bool) -> None:
@@ -39,3 +41,33 @@ def test_gpus_are_counted_and_index_0_may_be_omitted(monkeypatch):
     with pytest.raises(UserError, match="cuda:0, cuda:1, mps, cpu"):
         pick_device("cuda:2")
     assert (pick_device("mps:0"), pick_device("cpu:0"), pick_device("cuda")) == ("mps", "cpu", "cuda")
+
+
+def state_of_math():
+    backends = torch.backends
+    return {
+        "matmul": backends.cuda.matmul.fp32_precision,
+        "convolution": backends.cudnn.conv.fp32_precision,
+        "benchmark": backends.cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "attention": (
+            backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled(),
+            backends.cuda.cudnn_sdp_enabled(),
+        ),
+    }  # fmt: skip
+
+
+def test_math_settings_are_those_asked_for_and_end_with_the_block(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = state_of_math()
+    with math_settings("cuda", tf32=True, deterministic=False):
+        assert state_of_math() == {**before, "matmul": "tf32", "convolution": "tf32", "benchmark": True}
+    with math_settings("cuda:1", tf32=False, deterministic=True):
+        found = state_of_math()
+        assert (found["matmul"], found["convolution"], found["benchmark"]) == ("ieee", "ieee", False)
+        assert found["deterministic"]
+        assert found["attention"] == (True, False, False)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    with math_settings("cpu", tf32=True, deterministic=False):
+        assert state_of_math() == before
+    assert state_of_math() == before

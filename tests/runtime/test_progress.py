@@ -36,9 +36,37 @@ def plain(total: int | None = 1000, **options: object) -> tuple[Progress, Clock,
 def test_a_plain_line_has_everything() -> None:
     progress, clock, stream = plain()
     with progress:
-        clock.now += 2
-        progress.update(100, 0.5, 1.5, {"loss": 3.14159, "kNN": 61.2, "pending": None})
-    assert stream.getvalue() == ("pretrain: 10% · 50 images/s · 0:00:18 left · data wait 25% · loss 3.142 · kNN 61.2\n")
+        clock.now += 60
+        progress.update(10)
+        stream.seek(0)
+        stream.truncate()
+        clock.now += 40
+        progress.update(90, 10.0, 30.0, {"loss": 3.14159, "kNN": 61.2, "pending": None})
+    assert stream.getvalue() == (
+        "pretrain: 10% · 2.25 images/s · 0:06:40 left · data wait 25% · loss 3.142 · kNN 61.2\n"
+    )
+
+
+def test_the_first_estimate_does_not_include_the_start() -> None:
+    progress, clock, stream = plain()
+    with progress:
+        clock.now += 50  # imports, data workers, the first batch
+        progress.update(10, 49.0, 1.0)
+        assert progress.seconds_left is None
+        assert "left" not in stream.getvalue()
+        clock.now += 1
+        progress.update(10, 0.0, 1.0)
+        assert (progress.rate, progress.seconds_left, progress.wait_share) == (10, 98, 0)
+
+
+def test_a_short_job_prints_no_lines_in_a_log() -> None:
+    for seconds, lines in ((1.2, 0), (2.1, 2)):
+        progress, clock, stream = plain(total=30)
+        with progress:
+            for _ in range(3):
+                clock.now += seconds / 2
+                progress.update(10)
+        assert len(stream.getvalue().splitlines()) == lines
 
 
 def test_lines_are_printed_at_the_start_at_the_interval_and_at_the_end() -> None:
@@ -49,17 +77,18 @@ def test_lines_are_printed_at_the_start_at_the_interval_and_at_the_end() -> None
             progress.update(10)
         progress.update(0)
     shown = [int(line.split("%")[0].split()[-1]) for line in stream.getvalue().splitlines()]
-    assert shown == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 100]
+    assert shown == [2, 12, 22, 32, 42, 52, 62, 72, 82, 92, 100]
 
 
 def test_items_done_before_do_not_count_for_the_rate() -> None:
     progress, clock, _ = plain(done=900)
     with progress:
+        progress.update(10)
         clock.now += 1
         progress.update(10)
         assert progress.rate == 10
-        assert progress.seconds_left == 9
-        assert progress.facts().startswith("91% · 10 images/s · 0:00:09 left")
+        assert progress.seconds_left == 8
+        assert progress.facts().startswith("92% · 10 images/s · 0:00:08 left")
         progress.done += 50  # e.g. read from a cache
         progress.update(10)
         assert progress.rate == 20
@@ -96,7 +125,7 @@ def test_unknown_parts_are_omitted() -> None:
     assert progress.facts() == "3 files"
     clock.now += 1
     progress.update(1997, values={"step": 12345})
-    assert progress.facts() == "2,000 files · 2,000 files/s · step 12,345"
+    assert progress.facts() == "2,000 files · 1,997 files/s · step 12,345"
     assert Progress("nothing", 0).facts() == "100%"
 
 
@@ -131,7 +160,7 @@ def test_a_closed_terminal_does_not_end_the_job() -> None:
 def test_rich_is_not_imported_for_plain_lines() -> None:
     script = (
         "import sys; from snclr.runtime.progress import Progress\n"
-        "with Progress('x', 2) as p: p.update(2)\n"
+        "with Progress('x', 2, clock=iter([0.0, 5.0]).__next__) as p: p.update(2)\n"
         "assert 'rich' not in sys.modules and 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
@@ -142,8 +171,11 @@ def test_rich_is_not_imported_for_plain_lines() -> None:
 ON_TERMINAL = """
 import sys
 from snclr.runtime.progress import Progress
+import time
 with Progress("pretrain", 1000, done=500) as progress:
-    progress.update(250, 0.5, 1.5, {"loss": 3.14159})
+    progress.update(50, 0.5, 1.5)
+    time.sleep(0.25)  # longer than a refresh
+    progress.update(200, 0.5, 1.5, {"loss": 3.14159})
     progress.print("checkpoint [saved]")
     print("a warning", file=sys.stderr)
     print("the result")
@@ -290,4 +322,4 @@ def test_no_color_is_respected(tmp_path: Path) -> None:
 def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
     shown, _ = on_terminal(tmp_path, TERM="dumb")
     assert "\x1b" not in shown
-    assert "pretrain: 75%" in shown
+    assert "pretrain: 55%" in shown

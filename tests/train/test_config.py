@@ -49,7 +49,8 @@ ADDED = {
     "predictor_final_bn": {"snclr/paper": False, "snclr/released": True, "nnclr": False},
     "zero_init_residual": True, "weight_decay_on": "weights", "negatives": "other-view",
     "unique_neighbors": False, "search_view": "augmented", "search_space": "projection", "cache_images": "auto",
-    "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999,
+    "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999, "tf32": True,
+    "deterministic": False, "activation_checkpointing": False, "micro_batch": 0,
 }  # fmt: skip
 RESOLVED = {
     "photos": "cdabfed9e6b0722c",
@@ -94,9 +95,25 @@ def test_a_config_file_wins_over_the_recipe_and_a_flag_over_the_file(tmp_path):
     file.write_text(yaml.safe_dump({"recipe": "cifar", "epochs": 9, "neighbors": 7, "out": "other", "resume": True}))
     config = resolve({"epochs": 3, "out": "mine"}, config=file)
     assert (config.recipe, config.neighbors, config.epochs, config.out, config.resume) == ("cifar", 7, 3, "mine", False)
-    assert config.warmup_epochs == 0.3  # the recipe's 10 epochs do not fit
+    assert config.warmup_epochs == 0.3  # a tenth
     assert resolve({"method": "byol"}, config=file).dim == 256  # a file for another method: unused settings are ignored
     assert resolve({"preset": "released"}, config=file).loss_form == "outside"
+
+
+def test_the_warm_up_of_a_shorter_run_is_at_most_a_tenth_unless_given(tmp_path):
+    usual = {name: resolve({"recipe": name}) for name in RECIPES}
+    assert all(c.warmup_epochs == RECIPES[name].settings["warmup_epochs"] for name, c in usual.items())
+    assert resolve({"epochs": 6}).warmup_epochs == 0.6
+    assert resolve({"epochs": 50}).warmup_epochs == 5  # the recipe's, which is a tenth
+    assert resolve({"epochs": 500}).warmup_epochs == 5
+    assert resolve({"epochs": 6, "warmup_epochs": 5}).warmup_epochs == 5
+    assert resolve({"epochs": 6, "method": "simclr"}).warmup_epochs == 0.6
+    file = tmp_path / "config.yaml"  # of a run: its own number stays, until other epochs are given
+    file.write_text(yaml.safe_dump({**resolve({"epochs": 6, "warmup_epochs": 5, "out": "run"}).to_dict()}))
+    assert resolve({}, config=file).warmup_epochs == 5
+    assert resolve({"epochs": 4}, config=file).warmup_epochs == 0.4
+    assert resolve({"epochs": 8}, config=file).warmup_epochs == 5
+    assert resolve(read_config(file)).warmup_epochs == 5  # as on a resume
 
 
 @pytest.mark.parametrize(
@@ -111,7 +128,7 @@ def test_a_config_file_is_checked(tmp_path, text, message):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         resolve({}, config=tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="there is no settings file"):
         resolve({}, config=tmp_path / "missing.yaml")
 
 
@@ -135,8 +152,8 @@ def test_a_run_of_an_earlier_version_keeps_what_it_computed(tmp_path):
     assert new >= earlier.keys()  # the others have a default that describes the earlier version
     assert {name: resolved[name] for name in new - earlier.keys()} == {
         "negatives": "other-view", "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
-        "cache_images": "auto", "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None,
-        "beta2": 0.999,
+        "cache_images": "auto", "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999,
+        "tf32": True, "deterministic": False, "activation_checkpointing": False, "micro_batch": 0,
     }  # fmt: skip
     # A file of a few settings is not a run's: it gets today's defaults.
     (tmp_path / "few.yaml").write_text("recipe: demo\nneighbors: 7\n")

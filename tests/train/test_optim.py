@@ -151,3 +151,17 @@ def test_each_name_gives_its_optimizer_with_the_momentum_of_the_papers():
 def test_the_learning_rate_scales_linearly_with_the_batch():
     assert scaled_lr(0.3, 4096) == pytest.approx(4.8)
     assert scaled_lr(1.5e-4, 256) == 1.5e-4
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_fused_optimizer_takes_the_same_steps(name):
+    layers = [nn.Linear(5, 3) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for layer, fused in zip(layers, (False, True), strict=True):
+        optimizer = build_optimizer(name, layer.named_parameters(), lr=0.1, weight_decay=0.2, fused=fused)
+        assert bool(optimizer.defaults["fused"]) == fused
+        for seed in range(3):
+            optimizer.zero_grad()
+            layer(torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(layers[1].weight, layers[0].weight, rtol=1e-5, atol=1e-6)

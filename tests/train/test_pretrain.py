@@ -146,6 +146,8 @@ def test_a_run_warns_once_if_most_neighbors_are_pushed(images, tmp_path, capsys)
         assert (max(shares) < 0.5) is (name == "pushes")
         assert (min(shares) == 1) is (name == "pulls")
         assert warnings == (name == "pushes")
+        if warnings:  # after a whole epoch of three steps, not in the first ones
+            assert "warning: step 5: fewer than half" in (tmp_path / name / "train.log").read_text()
     assert "--gamma pull" in capsys.readouterr().err
 
 

@@ -56,7 +56,7 @@ def detect(
     device: str = "auto",
     devices: str = "1",
     nodes: int = 1,
-    precision: Literal["32", "bf16", "16"] = "32",
+    precision: Literal["32", "bf16", "16", "bf16-mixed", "16-mixed"] = "32",
     quiet: bool = False,
     **settings: Any,
 ) -> DetectResult:
@@ -83,7 +83,7 @@ def detect(
         device: Device: cpu, cuda, cuda:1 for the second GPU, or auto: a GPU if there is one.
         devices: Ranks per node, each on its own device: a number, or auto for all GPUs.
         nodes: Number of nodes.
-        precision: 32, or bf16 or 16 on GPUs.
+        precision: 32, or bf16 or 16 (also called bf16-mixed and 16-mixed) on GPUs.
         quiet: Print no progress.
         settings: Values for the fields of `snclr.evaluation.detection.settings.DetectSettings`, such as `iterations` or
             `lr`; the recipe supplies the rest.

@@ -5,24 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.options import RankOptions, SessionOptions, with_options
+from snclr.api.early_checks import check_numbers, check_positive, check_run_and_data
+from snclr.api.options import EncodingOptions, RankOptions, with_options
 from snclr.evaluation.results import FewShotResult, FinetuneResult, KnnResult, LinearResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def knn(
     run: str | Path,
     *,
     data: str | None = None,
     test: str | None = None,
-    k: int = 200,
+    k: int | Literal["auto"] = "auto",
     temperature: float = 0.07,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> KnnResult:
     """Evaluate a run with a weighted k-nearest-neighbor classifier on its frozen features.
 
@@ -33,12 +34,15 @@ def knn(
         run: Run directory, the --out of snclr pretrain.
         data: Labeled images: a folder, a list, shards or a dataset name (default: the run's training data).
         test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
-        k: Number of neighbors that vote.
+        k: Number of neighbors that vote; auto: the size of the smallest class, at least 10 and at most 200.
         temperature: Temperature of the vote weights, exp(cosine / temperature).
         seed: Seed of the train/test split.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
+    check_run_and_data(run, data, test)
+    check_numbers(1, k=None if k == "auto" else k)
+    check_positive(temperature=temperature)
     from snclr.evaluation.knn import evaluate_knn
     from snclr.evaluation.session import open_session
 
@@ -46,7 +50,7 @@ def knn(
         return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed, baselines=baselines)
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def fewshot(
     run: str | Path,
     *,
@@ -56,7 +60,7 @@ def fewshot(
     draws: int = 20,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> FewShotResult:
     """Evaluate a run by the nearest labeled image, with a few labels per class.
 
@@ -71,8 +75,10 @@ def fewshot(
         draws: Number of random draws of the labeled images.
         seed: Seed of the train/test split and of the draws.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
+    check_run_and_data(run, data, test)
+    check_numbers(1, labels_per_class=labels_per_class, draws=draws)
     from snclr.evaluation.few_labels.few_shot import evaluate_few_shot
     from snclr.evaluation.session import open_session
 
@@ -83,7 +89,7 @@ def fewshot(
         )  # fmt: skip
 
 
-@with_options(SessionOptions)
+@with_options(EncodingOptions)
 def linear(
     run: str | Path,
     *,
@@ -95,7 +101,7 @@ def linear(
     lr: float | None = None,
     seed: int = 0,
     baselines: bool | None = None,
-    **options: Unpack[SessionOptions],
+    **options: Unpack[EncodingOptions],
 ) -> LinearResult:
     """Evaluate a run with a linear classifier on its frozen encoder.
 
@@ -114,8 +120,11 @@ def linear(
             batch/256 with mae).
         seed: Seed of the train/test split and of training.
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
-        options: Those of `SessionOptions`.
+        options: Those of `EncodingOptions`.
     """
+    check_run_and_data(run, data, test)
+    check_numbers(1, epochs=epochs, batch_size=batch_size)
+    check_positive(lr=lr)
     from snclr.evaluation.linear import evaluate_linear
     from snclr.evaluation.session import open_session
 
@@ -161,6 +170,10 @@ def finetune(
         seed: Seed of the split, the subset and training.
         options: Those of `RankOptions`.
     """
+    check_run_and_data(run, data, test)
+    check_numbers(1, epochs=epochs, batch_size=batch_size)
+    check_numbers(0, weight_decay=weight_decay)
+    check_positive(lr=lr, head_lr=head_lr)
     from snclr.evaluation.finetune import evaluate_finetune
     from snclr.evaluation.session import open_session
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from snclr.api.early_checks import check_numbers, check_run_and_data
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.analysis.results import CurateResult
@@ -52,6 +54,8 @@ def explore(
         on_ready: Called with the address when the server is ready.
     """
     _check_installed()
+    check_run_and_data(run, data, test, gallery)
+    check_numbers(1, images=images)
     from snclr.evaluation.session import open_session
     from snclr.explorer.opened import Explorer
     from snclr.explorer.security import new_token
@@ -74,6 +78,8 @@ def explore(
         token = new_token()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
         explorer.start()
+        if not quiet:
+            print(f"exploring {explorer.opening()}; open this address in a browser, Ctrl-C ends it:", file=sys.stderr)
         on_ready(address)
         try:
             serve(explorer, listener, token)
@@ -95,6 +101,7 @@ def curate(
     threshold: float = 0.95,
     number: int = 100,
     k: int = 20,
+    overwrite: bool = False,
     **options: Unpack[SessionOptions],
 ) -> CurateResult:
     """Find near-duplicates, leaks, outliers, suspect labels or a diverse subset, and write them as a list file.
@@ -114,15 +121,18 @@ def curate(
         threshold: Smallest cosine of a near-duplicate, for duplicates and leaks.
         number: Number of images to list, for outliers, labels and diverse.
         k: Neighbors per image, for outliers and labels.
+        overwrite: Replace an existing list file.
         options: Those of `SessionOptions`.
     """
+    check_run_and_data(run, data, test)
+    check_numbers(1, number=number, k=k)
     from snclr.evaluation.analysis.curate_run import curate_run
     from snclr.evaluation.session import open_session
 
     with open_session(run, **options) as session:
         return curate_run(
             session, out=Path(out), find=find, keep=None if keep is None else Path(keep), data=data, test=test,
-            threshold=threshold, number=number, k=k,
+            threshold=threshold, number=number, k=k, overwrite=overwrite,
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -24,6 +24,14 @@ class SessionOptions(RankOptions, total=False):
     """Where an evaluation runs, and whether it caches features."""
 
     cache: Annotated[bool, True, "Read and write features in RUN/evaluation/features."]
+
+
+class EncodingOptions(SessionOptions, total=False):
+    """Where an evaluation of frozen features runs, and in which precision."""
+
+    precision: Annotated[
+        Literal["32", "bf16", "bf16-mixed"], "32", "Precision of the encoder: 32, or bf16 on GPUs; features have 32."
+    ]
 
 
 def with_options(options: type[RankOptions]) -> Callable[[FunctionT], FunctionT]:

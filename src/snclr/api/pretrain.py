@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snclr.api.early_checks import check_pretrain
 from snclr.errors import UserError
 
 HELPFUL_PURITY, USELESS_PURITY = 0.8, 0.54
@@ -29,6 +30,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
         quiet: Print no progress.
         settings: Values for the fields of `PretrainConfig`; the recipe supplies the rest.
     """
+    check_pretrain(settings, config)
     from snclr.train.pretrain import pretrain
 
     return pretrain(config=config, quiet=quiet, **settings)
@@ -68,7 +70,7 @@ class NeighborProbe:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The size and cost of a planned run. Seconds per step and memory are measured, totals are calculated."""
+    """The size and cost of a planned run. Seconds per step and `peak_mb` are measured, the rest is calculated."""
 
     images: int
     batch_size: int
@@ -87,12 +89,19 @@ class RunPlan:
     peak_mb: float
     memory: str
     """What `peak_mb` counts: "cuda" (tensors on the GPU) or "process" (the training process without data workers)."""
+    tensor_mb: dict[str, float]
+    """Tensors of a rank at the peak of a step, counted by part: weights, target, queue, gradients, optimizer,
+    activations (with the views), and total."""
     checkpoint_mb: float
     keep_checkpoints: int
     queue: QueuePlan | None
     """None for methods without a queue."""
     probe: NeighborProbe | None = None
     """None without `probe_minutes`."""
+    checked: int = 0
+    """Images that were decoded to find unreadable ones: all of a small dataset, else a sample."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Unreadable images among these, with the reasons."""
 
     @property
     def warnings(self) -> list[str]:
@@ -133,11 +142,9 @@ def plan(
         quiet: Print no progress.
         settings: Those of `snclr.pretrain`.
     """
-    from snclr.data.info import inspect_dataset
+    from snclr.data.info import check_images, inspect_dataset
     from snclr.data.sampler import steps_per_epoch
-    from snclr.distributed.launch import check_batch_size
     from snclr.train.config import fit_queue, resolve
-    from snclr.train.cost import measure_cost
 
     if steps < 1:
         raise UserError(f"--steps must be at least 1, not {steps}")
@@ -146,26 +153,37 @@ def plan(
     run = resolve({**settings, "out": "unused"}, config)
     if probe_minutes and run.method != "snclr":
         raise UserError(f"--probe-minutes is for --method snclr, not {run.method}; omit it")
-    data, processes = inspect_dataset(run.data), _world_size(run)
+    data = inspect_dataset(run.data)
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
+    readable = check_images(run.data, min_side=run.image_size, quiet=quiet)
+    from snclr.distributed.launch import check_batch_size  # imports torch: after the checks above
+    from snclr.train.planning.cost import measure_cost
+    from snclr.train.planning.memory import count_memory
+
+    processes = _world_size(run)
     check_batch_size(run.batch_size, processes)
     share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)
     seconds = cost["seconds_with_views"]
+    memory = count_memory(
+        run, images=run.batch_size // processes, ranks=processes, classes=data.classes, dataset_images=data.images
+    )
+    tensor_mb = {name: count / 1e6 for name, count in {**asdict(memory), "total": memory.total}.items()}
     probe = _probe({**run.to_dict(), **share}, probe_minutes) if probe_minutes else None
     return RunPlan(
         images=data.images, batch_size=run.batch_size, processes=processes, epochs=run.epochs,
         steps_per_epoch=epoch_steps, steps=epoch_steps * run.epochs, tried_steps=steps,
         compute_seconds_per_step=cost["seconds_per_step"], seconds_per_step=seconds,
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
-        peak_mb=cost["peak_mb"], memory=cost["memory"], checkpoint_mb=cost["state_mb"],
+        peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, cost["queue_mb"]), probe=probe,
+        checked=readable.checked, unreadable=readable.unreadable,
     )  # fmt: skip
 
 
 def _probe(settings: dict[str, Any], minutes: float) -> NeighborProbe:
-    from snclr.train.cost import probe_neighbors
+    from snclr.train.planning.cost import probe_neighbors
 
     found = probe_neighbors(settings, minutes=minutes)
     agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "neighbor_purity", "pulled_share"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snclr.api.early_checks import check_run_and_data
 from snclr.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def report(
         cache: Read and write features in RUN/evaluation/features.
         quiet: Print no progress.
     """
+    check_run_and_data(run, data)
     from snclr.checkpoint.run_dir import open_run
     from snclr.evaluation.session import open_session
     from snclr.reports.build import ReportOptions, report_path, write_report

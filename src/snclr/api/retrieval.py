@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from snclr.api.early_checks import check_numbers, check_run_and_data
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
@@ -43,6 +44,9 @@ def embed(
         batch_size: Images per forward pass.
         options: Those of `SessionOptions`.
     """
+    check_run_and_data(run, data)
+    check_numbers(1, batch_size=batch_size)
+    check_numbers(0, neighbors=neighbors)
     from snclr.evaluation.retrieval.embeddings import check_out, embed_dataset
     from snclr.evaluation.session import open_session
 
@@ -83,12 +87,14 @@ def search(
         out: PNG file for a figure of the first 12 queries.
         options: Those of `SessionOptions`.
     """
+    _check_figure(out)
+    check_run_and_data(run, data)
+    check_numbers(1, k=k)
     from snclr.evaluation.retrieval.index import check_k, choose_index
     from snclr.evaluation.retrieval.search import search_images
     from snclr.evaluation.session import open_session
     from snclr.reports.figures.neighbors import draw_neighbors
 
-    _check_figure(out)
     check_k(k)
     choose_index(index, 1, 1)  # rejects a missing faiss before anything is computed
     with open_session(run, **options) as session:
@@ -113,9 +119,9 @@ def neighbors(
 ) -> NeighborsResult:
     """Draw images with their nearest neighbors and positiveness, as in the paper's figure.
 
-    Images are compared as in training: by the projections y2 (Eq. 3), ranked by positiveness w (Eq. 4), scaled to a
-    row maximum of 1. Runs of other methods are compared by their encoder's features. A stop (Ctrl-C, SIGTERM) raises
-    StopRequested; the same call continues with the cached features.
+    Images are compared as in training: by the projections y2 (Eq. 3), ranked by positiveness w (Eq. 4) with the run's
+    K, gamma and temperature. Runs of other methods are compared by their encoder's features. A stop (Ctrl-C, SIGTERM)
+    raises StopRequested; the same call continues with the cached features.
 
     Args:
         run: Run directory, the --out of snclr pretrain.
@@ -128,11 +134,13 @@ def neighbors(
         out: PNG file of the figure (default: RUN/figures/neighbors.png).
         options: Those of `SessionOptions`.
     """
+    _check_figure(out)
+    check_run_and_data(run, data, None if candidates == "queue" else candidates)
+    check_numbers(1, k=k, rows=rows)
     from snclr.evaluation.retrieval.neighbors import find_neighbors
     from snclr.evaluation.session import open_session
     from snclr.reports.figures.neighbors import draw_neighbors
 
-    _check_figure(out)
     queries = [images] if isinstance(images, (str, Path)) else list(images)
     with open_session(run, **options) as session:
         return find_neighbors(
@@ -162,10 +170,11 @@ def explain(
         device: Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one.
         quiet: Print no progress.
     """
+    _check_figure(out)
+    check_run_and_data(run, None if candidates == "queue" else candidates)
     from snclr.evaluation.retrieval.explain import explain_image
     from snclr.reports.figures.explain import draw_explanation
 
-    _check_figure(out)
     return explain_image(
         run, image, candidates=candidates, out=out, workers=workers, device=device, quiet=quiet, draw=draw_explanation
     )

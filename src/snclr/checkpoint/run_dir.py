@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snclr.errors import UserError, did_you_mean, first_names
+from snclr.errors import UserError, first_names
 from snclr.io.atomic import discard, is_partial, remove_partial
 from snclr.io.locking import FileLock
 
@@ -66,7 +66,7 @@ class RunDir:
         `resume` allows an existing run, `overwrite` deletes the outputs of one and no other files.
         """
         run = cls(path)
-        run._refuse_foreign()
+        run.check_free(resume=resume, overwrite=True)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             free = run.lock.acquire()
@@ -78,11 +78,7 @@ class RunDir:
                 " Wait for it, stop it, or choose another --out."
             )
         try:
-            if not (resume or overwrite) and run._entries():
-                raise UserError(
-                    f"{run.path} already contains a run. Continue it with --resume, replace it with --overwrite, or"
-                    " choose another --out."
-                )
+            run.check_free(resume=resume, overwrite=overwrite)
             for entry in [entry for entry in run.path.iterdir() if is_partial(entry)]:
                 remove_partial(entry)
             for output in run.outputs() if overwrite else []:
@@ -111,8 +107,8 @@ class RunDir:
         paths = self.path.iterdir() if self.path.exists() else ()
         return sorted(path.name for path in paths if path.name != LOCK and not is_partial(path))
 
-    def _refuse_foreign(self) -> None:
-        """Raise a UserError for a file, or for a directory with content that is not a run."""
+    def check_free(self, *, resume: bool, overwrite: bool) -> None:
+        """Raise a UserError for a file, for other content than a run, and for a run without `resume` or `overwrite`."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file. Choose a directory as --out; it is created if it does not exist.")
         entries = self._entries()
@@ -121,13 +117,36 @@ class RunDir:
                 f"{self.path} is not empty and not a run of snclr (it contains {first_names(map(repr, entries))})."
                 " Nothing was changed. Choose a new or empty directory as --out."
             )
+        if entries and not (resume or overwrite):
+            raise UserError(
+                f"{self.path} already contains a run. Continue it with --resume, replace it with --overwrite, or"
+                " choose another --out."
+            )
+
+
+def no_run_to_resume(path: Path | str) -> UserError:
+    """Return the error for a resume without a run and without data to start one."""
+    return UserError(
+        f"there is no run to resume in {path}{similar_run(path)}. Give the --out of a run, or add --data to start a new"
+        " one."
+    )
 
 
 def similar_run(path: Path | str) -> str:
-    """Return " (did you mean 'x'?)" for the run in the same folder whose name is closest to that of `path`, or ""."""
+    """Return " (did you mean 'x'?)" for the closest run in the same folder, or in its `runs`; or ""."""
+    import difflib
+
     path = Path(path)
-    entries = path.parent.iterdir() if path.parent.is_dir() else ()
-    return did_you_mean(path.name, [entry.name for entry in entries if RunDir(entry).looks_like_run()])
+    for folder in (path.parent, path.parent / "runs"):
+        if close := difflib.get_close_matches(path.name, _runs_in(folder), n=1):
+            return f" (did you mean {str(folder / close[0])!r}?)"
+    return ""
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else ()
+    return [entry.name for entry in entries if RunDir(entry).looks_like_run()]
 
 
 def open_run(path: Path | str) -> RunDir:
@@ -135,6 +154,8 @@ def open_run(path: Path | str) -> RunDir:
     run = RunDir(path)
     if not run.path.is_dir():
         raise UserError(f"there is no run directory {run.path}{similar_run(path)}. Give the --out of snclr pretrain.")
+    if not run.looks_like_run() and (names := _runs_in(run.path)):
+        raise UserError(f"{run.path} is a folder of runs. Give one of them: {first_names(names)}.")
     if not run.looks_like_run() and not (run.encoder_weights.is_file() and run.encoder_config.is_file()):
         raise UserError(
             f"{run.path} is not a run of snclr: it has neither a config with checkpoints or metrics, nor an encoder."

@@ -62,7 +62,7 @@ _TITLES = {
 
 def show_accuracy(result: AccuracyResult) -> None:
     """Print the accuracies of the run and the baselines, with what is needed to judge them."""
-    k = f", k = {result.k}" if isinstance(result, KnnResult) else ""
+    k = f", {_describe_k(result)}" if isinstance(result, KnnResult) else ""
     if isinstance(result, FewShotResult):
         k = f", mean over {count(result.draws, 'draw')}"
     title = _TITLES.get(result.kind, result.kind)
@@ -78,9 +78,18 @@ def show_accuracy(result: AccuracyResult) -> None:
     if result.kind == "finetune":
         print("  For the accuracy without pre-training, add --from-scratch.")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):
-        print(f"  left out: {count(skipped, 'image')} that could not be read")
+        print(f"  unreadable images: {skipped:,}, left out")
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _describe_k(result: KnnResult) -> str:
+    """Return the number of neighbors that voted, marked if it was chosen automatically.
+
+    The protocol records it, e.g. "k = 40 (auto)".
+    """
+    k = f"k = {result.k}"
+    return f"{k} (auto)" if f"{k} (auto)" in result.protocol else k
 
 
 def own_row(result: AccuracyResult) -> Baseline:

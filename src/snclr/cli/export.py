@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from snclr.api.export import export, import_encoder
 from snclr.cli.flags import Command
 from snclr.errors import snclr_command
-from snclr.exporters.format import Exported
+from snclr.exporters.format import Exported, ExportError
 
 if TYPE_CHECKING:
     from snclr.checkpoint.external_weights import ImportedEncoder
@@ -28,7 +29,7 @@ Formats:
   safetensors  encoder.safetensors and config.json, as in the run; any encoder
 
 Each export is loaded by its library and its features are compared with those of the encoder before it is kept. The
-code that loads it is printed.
+code that loads it is printed. If one format fails, the others are still written, and the exit code is 2.
 """
 
 _IMPORT_EXAMPLES = """Examples:
@@ -51,12 +52,41 @@ def show_import(imported: ImportedEncoder) -> None:
     print(f"evaluate it:  {snclr_command('knn', imported.folder, '--data', 'LABELED-IMAGES')}")
 
 
-def show_export(exports: list[Exported]) -> None:
-    """Print each file with the code that loads it."""
-    for item in exports:
+@dataclass(frozen=True)
+class ExportOutcome:
+    """The written exports, and the reasons of those that failed by format."""
+
+    exports: list[Exported]
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """2 if a format failed."""
+        return 2 if self.failed else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"exports": [item.to_dict() for item in self.exports], "failed": self.failed}
+
+
+def export_all(*arguments: Any, **keywords: Any) -> ExportOutcome:
+    """Export what can be exported; raise only if nothing can."""
+    try:
+        return ExportOutcome(export(*arguments, **keywords))
+    except ExportError as error:
+        if not error.exports:
+            raise
+        return ExportOutcome(error.exports, error.failed)
+
+
+def show_export(outcome: ExportOutcome) -> None:
+    """Print each file with the code that loads it, then the failures."""
+    for item in outcome.exports:
         same = "features identical" if item.difference == 0 else f"features differ by at most {item.difference:.1e}"
         print(f"{item.format}: wrote {item.path}; loaded again, {same}\n")
         print("\n".join(f"    {line}".rstrip() for line in item.snippet.splitlines()) + "\n")
+    for reason in outcome.failed.values():
+        print(f"snclr export: {reason}", file=sys.stderr)
 
 
 COMMANDS = {
@@ -65,7 +95,7 @@ COMMANDS = {
         show=show_export,
         examples=_EXAMPLES,
         keywords=("to", "out"),
-        to_json=lambda exports: {"exports": [item.to_dict() for item in exports]},
+        run=export_all,
     ),
     "import": Command(function=import_encoder, show=show_import, examples=_IMPORT_EXAMPLES, to_json=dataclasses.asdict),
 }

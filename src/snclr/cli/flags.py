@@ -106,6 +106,7 @@ def add_command(app: App, name: str, command: Command, summary: str, position: i
     target.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     target.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(target, name=name, help=summary, help_epilogue=_reflow(command.examples), sort_key=position)
+    app[name].usage = _usage(app, name, command, parameters)
 
 
 def normalize_spelling(argv: Sequence[str]) -> list[str]:
@@ -164,6 +165,26 @@ def usage(app: App, name: str | None) -> str:
     line = next(line for line in capture.get().splitlines() if line.startswith("Usage:"))
     shown = "the options" if name else "the commands"
     return f"{line.strip()}\n`{snclr_command(*([name] if name else []), '--help')}` lists {shown}."
+
+
+def _usage(app: App, name: str, command: Command, parameters: Sequence[inspect.Parameter]) -> str:
+    """Return the usage line with the positional arguments first, as the examples have them.
+
+    cyclopts puts the flags first and calls optional arguments [ARGS].
+    """
+    from cyclopts.help import format_usage
+
+    named = {parameter.name: command.flags[parameter.name].name for parameter in parameters
+             if parameter.name in command.flags}  # fmt: skip
+    arguments = []
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            label = "".join(named.get(parameter.name) or ()) or parameter.name.upper().replace("_", "-")
+            label += "..." if parameter.name in command.types else ""
+            arguments.append(label if parameter.default is parameter.empty else f"[{label}]")
+    line = str(format_usage(app, [name])).strip()
+    required = line.removeprefix(f"snclr {name}").partition("[OPTIONS]")[0]  # flags with their values
+    return " ".join(["Usage: snclr", name, *arguments, *required.split(), "[OPTIONS]"])
 
 
 def _reflow(text: str) -> str:

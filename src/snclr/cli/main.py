@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Run the whole workflow on images that come with the package: pretrain, evaluate, report."),
     "pretrain": ("pretrain", "Train an encoder on a folder of images, without labels."),
     "plan": ("pretrain", "Estimate the time, memory and disk space of a run by training a few steps of it."),
+    "doctor": ("doctor", "Check that this machine computes the right values, and measure its speed and memory."),
     "knn": ("evaluate", "Evaluate a run with a weighted k-nearest-neighbor classifier."),
     "fewshot": ("evaluate", "Evaluate a run by the nearest image, with a few labels per class."),
     "linear": ("evaluate", "Evaluate a run with a linear classifier on its frozen features."),
@@ -56,7 +57,7 @@ when processes share the cores."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0, 1 if runs of a comparison failed, 2 for bad input, or 130 or 143 after a stop."""
+    """Run one command; return 0, 1 if compared runs or checks failed, 2 for bad input, or 130 or 143 after a stop."""
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is imported
     try:
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     import re
+    import shlex
 
     from cyclopts import CycloptsError, UnusedCliTokensError
 
@@ -86,6 +88,10 @@ def _main(argv: Sequence[str]) -> int:
         stray = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
         reason = f"unexpected argument {' '.join(stray)}" if stray else str(error).removeprefix(f'Command "{name}" ')
         reason = re.sub(r"\|Literal\[([^]]*)\]", r" or \1", reason)
+        reason = re.sub(r"unable to convert (\S+) into int\b", r"\1 is not a whole number", reason)
+        reason = re.sub(r"unable to convert (\S+) into float\b", r"\1 is not a number", reason)
+        if stray and name in ("pretrain", "plan") and os.path.exists(stray[0]):
+            reason += f". Did you mean --data {shlex.quote(stray[0])}?"
         print(f"snclr{f' {name}' if name else ''}: {reason}", file=sys.stderr)
         print(usage(build_app(argv), name), file=sys.stderr)
         return 2

@@ -43,10 +43,14 @@ def show_pretrain(result: PretrainResult) -> None:
 
     print(f"trained to step {result.step}; the encoder is {result.out}/encoder.safetensors")
     if result.skipped:
-        print(f"unreadable images: {result.skipped}, listed in {result.out}/skipped.jsonl")
+        print(f"unreadable images: {result.skipped:,}, replaced by others, listed in {result.out}/skipped.jsonl")
     print(f"\nLoad it without snclr:\n\n{loading_snippet(load_encoder(result.out)[1], result.out)}\n")
     print(f"Next: {snclr_command('neighbors', result.out)}")
-    print(f"      {snclr_command('knn', result.out, '--data', 'LABELED')}   # with labeled images")
+    if result.labeled:
+        print(f"      {snclr_command('knn', result.out)}   # with the labels of the training images")
+    else:
+        print(f"      {snclr_command('knn', result.out, '--data', 'LABELED')}   # with labeled images")
+    print(f"      {snclr_command('report', result.out)}")
 
 
 def show_plan(plan: RunPlan) -> None:
@@ -64,6 +68,10 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         f"{plan.images:,} in batches of {plan.batch_size:,}: {count(plan.steps_per_epoch, 'step')} per epoch,"
         f" {plan.steps:,} in {count(plan.epochs, 'epoch')}",
     )
+    if plan.unreadable:
+        key, reason = next(iter(plan.unreadable.items()))
+        of = "" if plan.checked == plan.images else f" of the {plan.checked:,} checked"
+        yield "", f"unreadable images: {len(plan.unreadable):,}{of}, e.g. {key}: {reason}"
     waiting = max(0.0, 1 - plan.compute_seconds_per_step / plan.seconds_per_step)
     images = count(plan.batch_size // plan.processes, "image")
     share = f" (rank 0 of {plan.processes}, {images})" if plan.processes > 1 else ""
@@ -75,12 +83,21 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "run", f"{duration(plan.total_seconds)} at {plan.images_per_second:,.0f} images/s (calculated)"
     counted = "tensors on the GPU" if plan.memory == "cuda" else "the training process, without data workers"
     yield "memory", f"peak {size(plan.peak_mb)}: {counted} (measured)"
+    titles = {"target": "target network", "activations": "activations and views"}
+    counted_parts = [
+        f"{titles.get(name, name)} {size(megabytes)}"
+        for name, megabytes in plan.tensor_mb.items()
+        if megabytes and name != "total"
+    ]
+    total = size(plan.tensor_mb["total"])
+    yield "tensors", f"{total} per GPU at the peak of a step (counted): {', '.join(counted_parts)}"
     yield "disk", f"{size(plan.checkpoint_mb)} per checkpoint, the last {plan.keep_checkpoints} are kept"
     if (queue := plan.queue) is not None:
+        life = f"{queue.epochs_of_life:.2g}"
         yield (
             "queue",
-            f"{count(queue.length, 'feature')}, {size(queue.mb)}; a feature stays for {queue.epochs_of_life:.2g}"
-            f" epochs, {queue.share_of_images:.0%} of the images are in the queue",
+            f"{count(queue.length, 'feature')}, {size(queue.mb)}; a feature stays for {life}"
+            f" {'epoch' if life == '1' else 'epochs'}, {queue.share_of_images:.0%} of the images are in the queue",
         )
         if queue.same_class is not None:
             yield "", f"about {queue.same_class:,.0f} of these images share a given image's class (by the labels)"
@@ -105,6 +122,10 @@ COMMANDS = {
         resume=lambda given: ["pretrain", "--resume", "--out", given["out"]],
     ),
     "plan": Command(
-        function=plan, show=show_plan, examples=_PLAN_EXAMPLES, without=("out", "resume", "overwrite", "init_from")
+        function=plan,
+        show=show_plan,
+        examples=_PLAN_EXAMPLES,
+        without=("resume",),
+        hidden=("out", "overwrite", "init_from"),  # accepted, as the command of the run has them
     ),
 }

@@ -48,9 +48,9 @@ _NEIGHBORS_EXAMPLES = """Examples:
   snclr neighbors runs/photos cat.jpg --candidates my-photos/   # search in a folder
 
 Images are compared as in training: the k nearest by their projections (Eq. 3), ranked by their positiveness w (Eq. 4,
-with the run's own f1, f2 and temperature), scaled so that the first has 1.000, as in the paper's figure. An image is
-never its own neighbor. If classes are known, frames are green (same class) or red. Runs of other methods are compared
-by their encoder's features. The numbers are written beside the figure, as JSON.
+with the run's own K, gamma, f1, f2 and temperature). An image is never its own neighbor. If classes are known, frames
+are green (same class) or red. Runs of other methods are compared by their encoder's features. The numbers are written
+beside the figure, as JSON.
 """
 _EXPLAIN_EXAMPLES = """Examples:
   snclr explain runs/photos cat.jpg                          # neighbors from the run's queue
@@ -75,7 +75,7 @@ def show_embed(result: EmbedResult) -> None:
     print(f"  images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)")
     if skipped := result.metadata["skipped"]:
         first = f"{skipped[0]['key']}: {skipped[0]['reason']}"
-        print(f"{count(len(skipped), 'image')} could not be read; the file's metadata has the list, e.g. {first}")
+        print(f"unreadable images: {len(skipped):,}, left out and listed in the file's metadata, e.g. {first}")
 
 
 def show_search(result: SearchResult) -> None:
@@ -97,13 +97,17 @@ def show_neighbors(result: NeighborsResult) -> None:
         print(row.key + _tag(row.label))
         for neighbor in row.neighbors:
             name = (neighbor.path or neighbor.key) + _tag(neighbor.label)
-            print(f"  w {neighbor.w:.3f}  cosine {neighbor.cosine:7.4f}  {name}")
+            weight = "" if result.weights is None else f"w {neighbor.w:.3f}  "
+            print(f"  {weight}cosine {neighbor.cosine:7.4f}  {name}")
     print(f"wrote {result.figure} and {result.table}")
-    if shares := [share for share in result.neighbor_purity if share is not None]:
+    shares = [share for share in result.neighbor_purity if share is not None]
+    if shares and result.queries > 1:
         by_position = ", ".join(f"{share:.1%}" for share in shares)
         print(f"neighbor purity of the 1st, 2nd, … neighbor, over {count(result.queries, 'image')}: {by_position}")
         print(f"  {result.purity_description}")
     print(f"  {result.protocol}")
+    if result.weights is not None:
+        print(f"  {result.weights}")
     _show_skipped(result.skipped)
 
 
@@ -113,7 +117,7 @@ def _tag(label: str | None) -> str:
 
 def _show_skipped(skipped: Sequence[Skip]) -> None:
     if skipped:
-        print(f"{count(len(skipped), 'image')} could not be read, e.g. {skipped[0].key}: {skipped[0].reason}")
+        print(f"unreadable images: {len(skipped):,}, left out, e.g. {skipped[0].key}: {skipped[0].reason}")
 
 
 def show_explain(result: Explanation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,47 @@ def inspect_dataset(data: str) -> DatasetInfo:
     shares = np.unique(labels, return_counts=True)[1] / max(len(labels), 1)
     same_class = float((shares**2).sum()) if len(shares) else None
     return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), len(shares) or None, same_class)
+
+
+@dataclass(frozen=True)
+class ReadCheck:
+    """How many images were decoded, and the reasons of those that cannot be read, by key."""
+
+    checked: int
+    unreadable: dict[str, str]
+
+
+def check_images(
+    data: str, *, min_side: int, limit: int = 1_000, seconds: float = 10.0, quiet: bool = True
+) -> ReadCheck:
+    """Decode the training images, or a spread sample of at most `limit`, as training does; stop after `seconds`.
+
+    Images in memory and remote images are not checked.
+    """
+    import numpy as np
+
+    from snclr.data.datasets.base import ArrayDataset, open_dataset
+    from snclr.data.decode import BadImage
+    from snclr.data.sampler import epoch_order
+    from snclr.runtime.progress import Progress
+
+    dataset = open_dataset(data, split="train")
+    if isinstance(dataset, ArrayDataset) or dataset.remote:
+        return ReadCheck(0, {})
+    ids = np.arange(len(dataset)) if len(dataset) <= limit else epoch_order(len(dataset), 0, epoch=0)[:limit]
+    unreadable: dict[str, str] = {}
+    start, checked = time.monotonic(), 0
+    with Progress("checking images", len(ids), quiet=quiet) as progress:
+        for index in ids.tolist():
+            try:
+                dataset.load(index, min_side)
+            except BadImage as error:
+                unreadable[dataset.key(index)] = error.reason
+            checked += 1
+            progress.update(1)
+            if time.monotonic() - start > seconds:
+                break
+    return ReadCheck(checked, unreadable)
 
 
 def split_part(data: str) -> tuple[str, str]:

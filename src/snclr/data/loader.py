@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from snclr.data.copy_ahead import copy_ahead
 from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.image_cache import ImageCache
@@ -149,11 +150,13 @@ class ViewLoader:
         # The previous epoch counts as seen; otherwise restored bad images would be a large share after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
             self._seen[self._stage1.global_batch(step)[1]] = True
-        if self._workers and isinstance(self._stage1.dataset, ArrayDataset):  # has no bad images
+        on_gpu = self._device.type == "cuda"
+        if self._workers and isinstance(self._stage1.dataset, ArrayDataset) and not on_gpu:  # has no bad images
             yield from in_thread(lambda step: self._finish(self._stage1[step]), start, stop)
             return
         try:
-            for crops in self._crops(start, stop):
+            on_device = copy_ahead(self._crops(start, stop), self._device, lambda part: part.crops, _with_crops)
+            for crops in on_device:
                 self._record_bad(crops)
                 no_replacement = len(crops.ids) == 0
                 if no_replacement or (crops.bad and self._stage1.world_size == 1):  # ranks check in `merge_skips`
@@ -184,6 +187,8 @@ class ViewLoader:
         crops: Iterator[Crops]
         if self._workers == 0:
             crops = map(self._stage1.__getitem__, range(start, stop))
+        elif isinstance(self._stage1.dataset, ArrayDataset):
+            crops = in_thread(self._stage1.__getitem__, start, stop)
         else:
             crops = in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
         return until_stopped(crops) if self._stage1.dataset.remote else crops
@@ -228,8 +233,13 @@ class ViewLoader:
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
                 f"{bad} of the {seen} images of {self._stage1.dataset.name} read so far are bad; a share of at most "
-                f"{share:g} is allowed. For example: {examples}. Remove or repair them, or allow a larger share."
+                f"{share:g} is allowed. For example: {examples}. Remove or repair them, or raise"
+                " --max-bad-share."
             )
+
+
+def _with_crops(crops: Crops, parts: list[Tensor]) -> Crops:
+    return replace(crops, crops=parts)
 
 
 @dataclass

@@ -37,8 +37,11 @@ def launch(
     `accelerator` is a device type, auto, or a single GPU (cuda:1). `devices` is a number of ranks on this node, or auto
     (all GPUs). A collective fails after `timeout` seconds. `batch_size` is checked to be divisible by the world size.
     """
-    Fabric, RankStrategy = _import_fabric()
-    device = pick_device(accelerator)
+    from lightning_fabric import Fabric
+
+    from snclr.distributed.strategy import RankStrategy
+
+    device, precision = pick_device(accelerator), precision.removesuffix("-mixed")
     accelerator, _, index = device.partition(":")
     if accelerator == "cpu" and precision in ("16", "bf16"):
         raise UserError(
@@ -77,24 +80,6 @@ def launch(
     if batch_size is not None:
         check_batch_size(batch_size, fabric.world_size)
     return fabric
-
-
-def _import_fabric() -> tuple[Any, Any]:
-    """Import Fabric without torchmetrics, which only its loss spike detection uses.
-
-    Fabric imports torchmetrics to read its version, and with it scipy, matplotlib and torchvision: over a second.
-    """
-    hidden = "torchmetrics" not in sys.modules and "lightning_fabric" not in sys.modules
-    if hidden:
-        sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # an import then fails as if it were missing
-    try:
-        from lightning_fabric import Fabric
-
-        from snclr.distributed.strategy import RankStrategy
-    finally:
-        if hidden:
-            del sys.modules["torchmetrics"]
-    return Fabric, RankStrategy
 
 
 def check_batch_size(batch_size: int, world_size: int) -> None:

@@ -55,6 +55,7 @@ class FeatureStore:
     dataset: ImageDataset
     image_size: int
     device: str = "cpu"
+    precision: str = "32"
     writable: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +64,8 @@ class FeatureStore:
             "images": len(self.dataset), "image_size": self.image_size, "view": "center crop",
             "device": torch.device(self.device).type,
         }  # fmt: skip
+        if self.precision != "32":
+            self.info["precision"] = self.precision
         self.parent = Path(self.run) / EVALUATION / FEATURES
         self.folder = self.parent / f"{self.role}-{short_hash(self.info)}"
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from snclr.data.copy_ahead import copy_ahead
 from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.loader import Skip
 from snclr.data.remote.retry import until_stopped
@@ -50,13 +51,14 @@ class Features:
 def extract_features(
     encoder: nn.Module, dataset: ImageDataset, *, image_size: int, batch_size: int = 128, workers: int = 0,
     device: torch.device | str = "cpu", labels: Labels | None = None, description: str = "features",
-    store: FeatureStore | None = None, stop: StopFlag | None = None, quiet: bool = False,
+    store: FeatureStore | None = None, stop: StopFlag | None = None, quiet: bool = False, precision: str = "32",
 ) -> Features:  # fmt: skip
     """Extract the features of every image's center crop with the encoder in evaluation mode on `device`.
 
     Unreadable images are skipped and listed. `labels` (one per image) replaces those of the dataset: see
     `match_labels`. The ranks share the images, and each receives all features. A `store` supplies cached blocks and
-    receives new ones; `stop` ends the extraction with StopRequested.
+    receives new ones; `stop` ends the extraction with StopRequested. `precision` is that of the encoder, "32" or
+    "bf16".
     """
     if batch_size < 1 or workers < 0:
         raise UserError(f"batch_size is {batch_size} and workers {workers}; give at least 1 and 0")
@@ -76,8 +78,9 @@ def extract_features(
         ids = np.concatenate([np.empty(0, np.int64), *(blocks[number] for number in missing)])
         plan = BatchPlan(ids, batch=BLOCK, chunk=chunk, rank=rank, world_size=world_size)
         batches = encode_batches(
-            encoder, dataset, plan, image_size=image_size, workers=workers, device=device, progress=progress, stop=stop
-        )
+            encoder, dataset, plan, image_size=image_size, workers=workers, device=device, progress=progress, stop=stop,
+            precision=precision,
+        )  # fmt: skip
         with eval_mode(encoder):
             for number, batch in zip(missing, batches, strict=True):
                 encoded[number] = block = batch._replace(features=batch.features.cpu())
@@ -125,6 +128,7 @@ def feature_width(encoder: nn.Module, image_size: int, device: torch.device | st
 def encode_batches(
     encoder: nn.Module, dataset: ImageDataset, plan: BatchPlan, *, image_size: int, workers: int,
     device: torch.device | str, progress: Progress, start: int = 0, stop: StopFlag | None = None,
+    precision: str = "32",
 ) -> Iterator[Block]:  # fmt: skip
     """Encode the batches of a plan from `start`; each rank encodes its chunks and yields the whole batch on `device`.
 
@@ -133,9 +137,11 @@ def encode_batches(
     """
     device = torch.device(device)
     encoder.to(device)
-    chunks = read_chunks(dataset, plan, image_size=image_size, workers=workers, start=start)
+    pin = device.type == "cuda"
+    chunks = read_chunks(dataset, plan, image_size=image_size, workers=workers, start=start, pin=pin)
     if stop is not None and dataset.remote:
         chunks = until_stopped(chunks)
+    chunks = copy_ahead(chunks, device, lambda chunk: [chunk.images], lambda chunk, new: chunk._replace(images=new[0]))
     for _ in range(start, plan.steps):
         ids, features = [torch.empty(0, dtype=torch.int64)], []
         skipped: list[Skip] = []
@@ -147,7 +153,7 @@ def encode_batches(
                 skipped += chunk.skipped
                 if len(chunk.ids):
                     ids.append(torch.as_tensor(chunk.ids))  # a worker sends a tensor
-                    features.append(_forward(encoder, chunk.images, device))
+                    features.append(_forward(encoder, chunk.images, device, precision))
                 # An estimate for all ranks, corrected when the batch is complete.
                 count = (len(chunk.ids) + len(chunk.skipped)) * plan.world_size
                 counted += count
@@ -190,10 +196,11 @@ def eval_mode(encoder: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _forward(encoder: nn.Module, pixels: Tensor, device: torch.device) -> Tensor:
+def _forward(encoder: nn.Module, pixels: Tensor, device: torch.device, precision: str = "32") -> Tensor:
     images = normalize(pixels, device).contiguous(memory_format=torch.channels_last)
     # Not around the loop: a generator would leave inference mode on for its caller.
-    with torch.inference_mode():
+    half = torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    with torch.inference_mode(), half:
         features: Tensor = encoder(images)
         if features.ndim != 2:
             raise UserError(

@@ -113,6 +113,7 @@ class FinetuneTask(LoaderTask):
         self.model.to(self.device)
         self.model.encoder.to(memory_format=torch.channels_last)
         self.model = self.module = synchronize_batch_norm(self.model)
+        self._classes = self.classes.to(self.device)
         s = self.settings
         self.rank, self.world_size = rank_and_size()
         self.averager = GradientAverager(self.model) if self.world_size > 1 else None
@@ -142,17 +143,17 @@ class FinetuneTask(LoaderTask):
         # Dropout and drop-path use the global generator. Seeding it by step and rank leaves no state to save.
         torch.manual_seed(s.seed * 1_000_003 + batch.step + self.rank * 1_000_000_007)
         assert batch.labels is not None
-        target = torch.searchsorted(self.classes.to(batch.labels.device), batch.labels)
+        target = torch.searchsorted(self._classes, batch.labels)
         loss = F.cross_entropy(self.model(batch.views[0]).float(), target)
         mean_loss, _ = check_finite(
-            batch.step, loss, batch.ids.tolist(), report=self.nonfinite, advice="Give a lower --lr or --head-lr."
+            batch.step, loss, batch.ids, report=self.nonfinite, advice="Give a lower --lr or --head-lr."
         )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.averager is not None:
             self.averager.finish()
         self.optimizer.step()
-        return {"loss": float(mean_loss)}
+        return {"loss": float(mean_loss)} if log else {}
 
 
 def evaluate_finetune(

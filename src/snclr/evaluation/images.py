@@ -95,16 +95,19 @@ class Chunk(NamedTuple):
 
 
 def read_chunks(
-    dataset: ImageDataset, plan: BatchPlan, *, image_size: int, workers: int = 0, start: int = 0
+    dataset: ImageDataset, plan: BatchPlan, *, image_size: int, workers: int = 0, start: int = 0, pin: bool = False
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a plan from batch `start`; `workers` processes (for arrays one thread) read ahead."""
+    """Yield the chunks of a plan from batch `start`; `workers` processes (for arrays one thread) read ahead.
+
+    `pin` copies the chunks of worker processes to pinned memory.
+    """
     reader = _Reader(dataset, plan, image_size)
     first = plan.first_request(start)
     if workers == 0 or first == len(plan):
         return map(reader.__getitem__, range(first, len(plan)))
     if isinstance(dataset, ArrayDataset):
         return in_thread(reader.__getitem__, first, len(plan))
-    return in_processes(reader, first, len(plan), workers=workers)
+    return in_processes(reader, first, len(plan), workers=workers, pin=pin)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,17 +34,19 @@ from snclr.train.trainer import SAVE_SECONDS
 
 # Queries per block: at 1,000 classes the float64 votes take 2 MB.
 _VOTE_ROWS = 256
+_AUTO_K = (10, 200)
 
 
 def evaluate_knn(
-    session: Session, *, data: str | None, test: str | None, k: int, temperature: float, seed: int,
-    baselines: bool | None = None,
+    session: Session, *, data: str | None, test: str | None, k: int | Literal["auto"],
+    temperature: float, seed: int, baselines: bool | None = None,
 ) -> KnnResult:  # fmt: skip
     """Evaluate a run by kNN, compare it with baselines and record the result."""
     _check_settings(k, temperature)
     inputs = open_inputs(session, data, test, seed=seed)
     train, queries = inputs.features(session)
-    settings = {"k": k, "temperature": temperature}
+    used_k, k_warnings = _choose_k(k, train.labels, inputs.train.classes)
+    settings = {"k": used_k, "temperature": temperature}
 
     def classify(train: Features, queries: Features, state: EvalState) -> Score:
         return knn(
@@ -54,7 +57,6 @@ def evaluate_knn(
     with session.state("knn", {**inputs.identity, **settings}) as state:
         score = classify(train, queries, state)
         wanted, warnings = wants_baselines(inputs, baselines)
-        used_k, k_warnings = _check_k(k, train.labels, inputs.train.classes)
         record = session.record(
             "knn", score.numbers, score.protocol, **score.context, k=used_k,
             baselines=measure_baselines(session, inputs, "knn", settings, classify) if wanted else {},
@@ -64,36 +66,53 @@ def evaluate_knn(
     return KnnResult.from_record(record)
 
 
-def _check_settings(k: int, temperature: float) -> None:
-    if k < 1 or not temperature > 0:
-        raise UserError(f"k is {k} and the temperature {temperature}; k must be at least 1, the temperature above 0")
+def _check_settings(k: int | Literal["auto"], temperature: float) -> None:
+    if not (k == "auto" or (isinstance(k, int) and k >= 1)) or not temperature > 0:
+        raise UserError(
+            f"k is {k} and the temperature {temperature}; k must be auto or at least 1, the temperature above 0"
+        )
 
 
-def _check_k(k: int, labels: Tensor | None, names: list[str] | None) -> tuple[int, list[str]]:
-    """Return the number of neighbors that vote, and a warning if the smallest class has fewer training images."""
+def auto_k(class_sizes: Tensor) -> int:
+    """Return the number of neighbors for classes of these sizes: that of the smallest class, in 10 … 200.
+
+    It is at most the number of training images.
+
+    >>> [auto_k(torch.tensor(sizes)) for sizes in ([500, 700], [40, 90], [3, 90], [3, 4])]
+    [200, 40, 10, 7]
+    """
+    lowest, highest = _AUTO_K
+    return min(max(int(class_sizes.min()), lowest), highest, int(class_sizes.sum()))
+
+
+def _choose_k(k: int | Literal["auto"], labels: Tensor | None, names: list[str] | None) -> tuple[int, list[str]]:
+    """Return the number of neighbors that vote, with warnings if a given k is too large for the training images."""
     assert labels is not None
     classes, sizes = torch.unique(labels[labels >= 0], return_counts=True)
-    k = min(k, int(sizes.sum()))
-    smallest = int(sizes.argmin())
+    if k == "auto":
+        return auto_k(sizes), []
+    images, smallest = int(sizes.sum()), int(sizes.argmin())
+    if k > images:
+        return images, [f"k = {k} is more than the {count(images, 'training image')}: k = {images} was used"]
     if k <= int(sizes[smallest]):
         return k, []
     name = names[int(classes[smallest])] if names else classes[smallest].item()
-    images = count(int(sizes[smallest]), "training image")
-    return k, [f"k = {k} exceeds the {images} of class {name}; give a smaller --k"]
+    of_class = count(int(sizes[smallest]), "training image")
+    return k, [f"k = {k} exceeds the {of_class} of class {name}; give a smaller --k, or --k auto"]
 
 
 @torch.no_grad()
 def knn(
-    train: Tensor, train_labels: Tensor | None, test: Tensor, test_labels: Tensor | None, *, k: int = 200,
-    temperature: float = 0.07, device: torch.device | str | None = None, data: str | None = None,
-    state: EvalState | None = None, stop: StopFlag | None = None, quiet: bool = True,
+    train: Tensor, train_labels: Tensor | None, test: Tensor, test_labels: Tensor | None, *,
+    k: int | Literal["auto"] = 200, temperature: float = 0.07, device: torch.device | str | None = None,
+    data: str | None = None, state: EvalState | None = None, stop: StopFlag | None = None, quiet: bool = True,
 ) -> Score:  # fmt: skip
     """Classify test features (n, d) by their k nearest training features (m, d), weighted by exp(cosine / temperature).
 
     The search is exact, in blocks of at most 128 MB of similarities, on `device` (default: that of the features), and
-    shared by all ranks. Rows with label -1 are left out, and k is at most the size of the training set. `data`
-    describes the two sets in the protocol. `stop` ends the call with StopRequested; with `state`, the same call
-    continues.
+    shared by all ranks. Rows with label -1 are left out, and k is at most the size of the training set ("auto": see
+    `auto_k`). `data` describes the two sets in the protocol. `stop` ends the call with StopRequested; with `state`, the
+    same call continues.
 
     >>> train, labels = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1])
     >>> knn(train, labels, torch.tensor([[2.0, 0.0], [0.1, 1.0]]), torch.tensor([0, 1]), k=2).top1
@@ -103,19 +122,21 @@ def knn(
     check_widths(train, test, ("training", "test"))
     keys, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
     classes, known = check_classes(keys.labels, queries.labels)
-    requested, k = k, min(k, len(keys.labels))
+    class_sizes = torch.unique(keys.labels, return_counts=True)[1]
+    used_k = auto_k(class_sizes) if k == "auto" else min(k, len(keys.labels))
     device = torch.device(device or train.device)
     train_unit, test_unit = (F.normalize(part.features.float(), dim=1) for part in (keys, queries))
     train_unit, train_classes, truth = train_unit.to(device), keys.labels.cpu(), queries.labels.cpu()
 
     def vote(rows: slice) -> Tensor:
-        cosine, index = kernels.topk(test_unit[rows].to(device), train_unit, k)
+        cosine, index = kernels.topk(test_unit[rows].to(device), train_unit, used_k)
         return _vote(cosine.cpu(), train_classes[index.cpu()], truth[rows], temperature)
 
     ranks, predictions = _vote_in_blocks(vote, len(truth), device, state, stop, quiet=quiet).unbind(dim=1)
     ranks[~known.cpu()] = len(classes)  # a class without training images is wrong even in a tie
-    lowered = "" if k == requested else f" ({requested} requested, lowered to the number of training images)"
-    protocol = f"kNN: cosine, weighted vote, k = {k}{lowered}, temperature {temperature:g}; "
+    origin = "" if k == used_k else f" ({k} requested, lowered to the number of training images)"
+    origin = " (auto)" if k == "auto" else origin
+    protocol = f"kNN: cosine, weighted vote, k = {used_k}{origin}, temperature {temperature:g}; "
     protocol += describe_sets(
         len(keys.labels), len(queries.labels), len(classes), left_out=keys.left_out + queries.left_out, data=data
     )

@@ -108,8 +108,8 @@ def evaluate_linear(
         else:
             score = linear_probe(
                 inputs.encoder, inputs.train, inputs.test, protocol=protocol, image_size=size, base_lr=lr,
-                workers=session.workers,
-                store=session.store(inputs.encoder, inputs.test, size), state=state, **settings, **options,
+                workers=session.workers, store=session.store(inputs.encoder, inputs.test, size), state=state,
+                precision=session.precision, **settings, **options,
             )  # fmt: skip
             skipped = score.skipped
         wanted, warnings = wants_baselines(inputs, baselines)
@@ -129,7 +129,7 @@ def linear_probe(
     protocol: Literal["paper", "mae"] = "paper", base_lr: float | None = None,
     epochs: int = 90, batch_size: int | None = None, chunk: int = 128, seed: int = 0, workers: int = 0,
     device: torch.device | str = "cpu", data: str | None = None, state: EvalState | None = None,
-    stop: StopFlag | None = None, store: FeatureStore | None = None, quiet: bool = False,
+    stop: StopFlag | None = None, store: FeatureStore | None = None, quiet: bool = False, precision: str = "32",
 ) -> LinearScore:  # fmt: skip
     """Run the paper's linear evaluation: one linear layer on the frozen encoder, trained on random crops and flips.
 
@@ -161,7 +161,7 @@ def linear_probe(
         head = NormalizedHead(width, len(classes), lr, seed=seed, device=device)
     task = AugmentedTask(
         head, plan, y, encoder, train, warmup_epochs=warmup, image_size=image_size, workers=workers, device=device,
-        stop=stop,
+        stop=stop, precision=precision,
     )  # fmt: skip
     with eval_mode(encoder):
         fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=quiet)
@@ -169,7 +169,7 @@ def linear_probe(
         raise UserError(f"none of the labeled images of {train.name} could be read")
     tested = extract_features(
         encoder, test, image_size=image_size, batch_size=chunk, workers=workers, device=device, labels=test_labels,
-        description="linear probe, test", store=store, stop=stop, quiet=quiet,
+        description="linear probe, test", store=store, stop=stop, quiet=quiet, precision=precision,
     )  # fmt: skip
     queries = labeled(tested.features, tested.labels, "test")
     ranks, predictions = _classify(head, queries, classes)

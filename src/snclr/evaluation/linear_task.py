@@ -21,7 +21,7 @@ from snclr.data.sampler import Ids
 from snclr.evaluation.features import encode_batches
 from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.scoring import labeled
-from snclr.runtime.device import limit_threads
+from snclr.runtime.device import limit_threads, to_device
 from snclr.train.optim import LARS
 from snclr.train.schedule import warmup_cosine
 from snclr.train.trainer import TrainTask
@@ -229,7 +229,7 @@ class StandardizedFeatures:
     def rows(self, chosen: Ids) -> tuple[Tensor, Tensor]:
         """Return standardized features and classes of some rows, on `device`."""
         index = torch.from_numpy(chosen).to(self.x.device)
-        return self.standardize(self.x[index]).to(self.device), self.y[index].to(self.device)
+        return to_device(self.standardize(self.x[index]), self.device), to_device(self.y[index], self.device)
 
 
 class CachedTask(LinearTask):

@@ -58,6 +58,8 @@ class Session:
     cache: bool
     """Whether features are read from and written to the run directory."""
     workers: int
+    precision: str = "32"
+    """Precision of frozen encoders: "32" or "bf16"."""
 
     def open(self, opening: Callable[[], ValueT]) -> ValueT:
         """Call `opening` on one rank per node, then on the others. Raise errors and StopRequested on all ranks."""
@@ -81,7 +83,7 @@ class Session:
         return extract_features(
             encoder, dataset, image_size=image_size, batch_size=batch_size, workers=self.workers, device=self.device,
             labels=labels, description=description, store=self.store(encoder, dataset, image_size, role),
-            stop=self.stop, quiet=self.quiet,
+            stop=self.stop, quiet=self.quiet, precision=self.precision,
         )  # fmt: skip
 
     def store(
@@ -90,16 +92,20 @@ class Session:
         """Return the cache of a dataset's features by a network of the run; None if features are not cached."""
         if not self.cache:
             return None
-        return FeatureStore(self.run, role, weights_digest(encoder.state_dict()), dataset, image_size, self.device)
+        weights = weights_digest(encoder.state_dict())
+        return FeatureStore(self.run, role, weights, dataset, image_size, self.device, self.precision)
 
     def state(self, name: str, identity: dict[str, Any]) -> EvalState:
         """Return the resumable state of a long evaluation."""
-        return EvalState(self.run / EVALUATION, name, identity)
+        other = {} if self.precision == "32" else {"precision": self.precision}
+        return EvalState(self.run / EVALUATION, name, {**identity, **other})
 
     def record(self, kind: str, numbers: dict[str, Any], protocol: str, **facts: Any) -> dict[str, Any]:
         """Append a result to the run's results.jsonl on rank 0 and return the written record on every rank."""
 
         def append() -> dict[str, Any]:
+            if self.precision != "32":
+                facts["precision"] = self.precision
             with explain_unwritable(RunDir(self.run).results, f"the result was {kind} {numbers}"):
                 return append_result(self.run, kind, numbers, protocol, **facts)
 
@@ -109,14 +115,19 @@ class Session:
 @contextlib.contextmanager
 def open_session(
     run: str | Path, *, workers: int = 0, device: str = "auto", devices: str | int = "1", nodes: int = 1,
-    cache: bool = True, quiet: bool = False,
+    cache: bool = True, quiet: bool = False, precision: str = "32",
 ) -> Iterator[Session]:  # fmt: skip
     """Start the requested ranks, or join those of a launcher, and handle stop signals inside the block."""
+    precision = precision.removesuffix("-mixed")
+    if precision not in ("32", "bf16"):
+        raise UserError(f"precision is {precision!r}; give 32 or bf16")
+    if precision == "bf16" and pick_device(device) == "cpu":
+        raise UserError("precision bf16 is not supported on CPUs: most lack it and some crash. Give --precision 32.")
     device = _start(device, str(devices), nodes)
     is_rank_zero = rank_and_size()[0] == 0
     with name_missing_ranks(), report_errors_on_rank_zero(), StopFlag() as stop:
         try:
-            yield Session(Path(run), device, stop, quiet or not is_rank_zero, is_rank_zero, cache, workers)
+            yield Session(Path(run), device, stop, quiet or not is_rank_zero, is_rank_zero, cache, workers, precision)
         except StopRequested:  # raised on every rank
             long_barrier()
             raise

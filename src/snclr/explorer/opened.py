@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from snclr.data.decode import RGBImage, decode_stream
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
 from snclr.explorer.jobs import Job, Jobs, Pending
@@ -84,6 +84,16 @@ class Explorer:
         self._lock = threading.Lock()
         self._encoded: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
         self._encoded_bytes = 0
+
+    def opening(self) -> str:
+        """Return what was opened, in one line."""
+        step = "" if self.run.step is None else f" at step {self.run.step:,}"
+        text = f"{self.run.path}{step}, {count(len(self.images.dataset), 'image')} of {self.images.dataset.name}"
+        titles = {"extra": "gallery", "test": "test images"}
+        others = [f"{titles[name]} {each.dataset.name}" for name, each in self.sets.items() if name in titles]
+        if self.other is not None:
+            others.insert(0, f"compared with {self.other.path}")
+        return ", ".join([text, *others])
 
     # Images
 

@@ -61,7 +61,7 @@ def write_static(explorer: Explorer, folder: Path, *, images: int = 1_000, quiet
         explorer.sets[name] = ImageSet(name, each.title, subset(each.dataset, kept))
     written = _Folder(folder)
     (folder / MARKER).write_text("written by snclr explore --static\n")
-    with Progress("static page", total=None, unit="values", quiet=quiet) as progress:
+    with Progress("static page", total=None, unit="parts", quiet=quiet) as progress:
         for name, entries in _values(explorer):
             values = {}
             for key, compute in entries:

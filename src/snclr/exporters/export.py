@@ -16,8 +16,8 @@ from torch import nn
 
 from snclr.checkpoint.encoder_file import CONFIG_NAME, load_encoder
 from snclr.checkpoint.run_dir import RunDir
-from snclr.errors import UserError, did_you_mean, first_line
-from snclr.exporters.format import Exported, Format
+from snclr.errors import UserError, first_line
+from snclr.exporters.format import Exported, ExportError, Format, check_names
 from snclr.exporters.to_folder import Safetensors, Timm
 from snclr.exporters.to_onnx import ONNX
 from snclr.exporters.to_resnets import Detectron2, MMDet, Torchvision
@@ -39,26 +39,29 @@ BATCH_SIZES = (1, 3)
 
 
 def export_run(run: Path, names: list[str], out: Path | None) -> list[Exported]:
-    """Write the encoder of `run` in each format, after checking that all formats support it."""
-    for name in names or [""]:
-        if name not in FORMATS:
-            hint = did_you_mean(name, FORMATS)
-            raise UserError(f"there is no format {name!r}{hint}; choose one or more of {', '.join(FORMATS)}")
+    """Write the encoder of `run` in each format; raise ExportError if some could not be written."""
+    check_names(names)
     encoder, spec = load_encoder(run)
-    check_supported(names, spec)
     extra = json.loads((run / CONFIG_NAME).read_bytes())["snclr"].get("extra")
     folder = RunDir(run).export if out is None else out
-    return [_export(name, encoder, spec, folder, extra if isinstance(extra, dict) else {}) for name in names]
-
-
-def check_supported(names: list[str], spec: EncoderSpec) -> None:
-    """Raise a UserError if a format does not support the encoder, with the reason and the formats that do."""
+    exports: list[Exported] = []
+    failed: dict[str, str] = {}
     for name in names:
-        if reason := FORMATS[name].refusal(spec):
-            others = [other for other, target in FORMATS.items() if other != name and target.refusal(spec) is None]
-            raise UserError(
-                f"cannot export to {name}: {reason}. Nothing was written. Supported formats: {', '.join(others)}."
-            )
+        try:
+            check_supported(name, spec)
+            exports.append(_export(name, encoder, spec, folder, extra if isinstance(extra, dict) else {}))
+        except UserError as error:
+            failed[name] = str(error).rstrip(".") + "."
+    if failed:
+        raise ExportError(failed, exports)
+    return exports
+
+
+def check_supported(name: str, spec: EncoderSpec) -> None:
+    """Raise a UserError if a format does not support the encoder, with the reason and the formats that do."""
+    if reason := FORMATS[name].refusal(spec):
+        others = [other for other, target in FORMATS.items() if other != name and target.refusal(spec) is None]
+        raise UserError(f"cannot export to {name}: {reason}. Supported formats: {', '.join(others)}.")
 
 
 def _export(name: str, encoder: nn.Module, spec: EncoderSpec, out: Path, extra: dict[str, Any]) -> Exported:
@@ -72,7 +75,7 @@ def _export(name: str, encoder: nn.Module, spec: EncoderSpec, out: Path, extra: 
             set_status(f"writing {name}")
             target.write(encoder, spec, partial, extra)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            raise UserError(f"{name}: could not write to {out} ({first_line(error)}). Nothing was written.") from error
+            raise UserError(f"{name}: could not write to {out} ({first_line(error)})") from error
         set_status(f"comparing {name} with the encoder")
         difference = _compare(name, encoder, spec, partial)
         for path in partial.iterdir():

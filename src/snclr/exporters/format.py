@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from snclr.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from snclr.models.encoders import EncoderSpec
+
+
+NAMES = ("torchvision", "timm", "detectron2", "mmdet", "onnx", "safetensors")
+"""The formats of `snclr.exporters.export.FORMATS`."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise UserError for a format that does not exist."""
+    for name in names or [""]:
+        if name not in NAMES:
+            raise UserError(
+                f"there is no format {name!r}{did_you_mean(name, NAMES)}; choose one or more of {', '.join(NAMES)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,15 @@ class Exported:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return {**asdict(self), "path": str(self.path)}
+
+
+class ExportError(UserError):
+    """Some formats could not be written; `exports` are those that were."""
+
+    def __init__(self, failed: dict[str, str], exports: list[Exported]) -> None:
+        self.failed, self.exports = failed, exports
+        written = f" Written: {', '.join(item.format for item in exports)}." if exports else " Nothing was written."
+        super().__init__(" ".join(failed.values()) + written)
 
 
 class Format(ABC):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from snclr.methods.common.chunks import in_chunks
 from snclr.methods.common.ema import ema_update, momentum_at, momentum_copy
 from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue
@@ -36,6 +37,8 @@ class Method(nn.Module):
 
     config: Any  # the config dataclass of the method
     queue: NeighborQueue | None
+    micro_batch: int = 0
+    """Images that pass through an encoder at once; 0: all of a view. For encoders without batch norm."""
 
     def __init__(self, encoder: nn.Module, num_features: int, config: MethodConfig) -> None:
         super().__init__()
@@ -82,9 +85,18 @@ class Method(nn.Module):
         """Network from images (n, 3, S, S) to the features (n, D) that are compared: encoder and projector."""
         return nn.Sequential(self.encoder, self.projector)
 
+    @property
+    def loss_parts(self) -> int:
+        """Number of losses that `losses` yields."""
+        return 1
+
+    def encode(self, view: Tensor) -> Tensor:
+        """Return the features (N, num_features) of a view, in chunks of `micro_batch` images."""
+        return in_chunks(self.encoder, view, self.micro_batch)
+
     def project(self, views: Sequence[Tensor]) -> list[Tensor]:
         """Return the projection y (N, D) of each view."""
-        return [self.projector(self.encoder(view)) for view in views]
+        return [self.projector(self.encode(view)) for view in views]
 
     def predict(self, projections: Sequence[Tensor]) -> list[Tensor]:
         """Return the prediction z (N, D) for each projection."""
@@ -97,6 +109,24 @@ class Method(nn.Module):
         More views follow if the settings ask for them: a plain view, or local crops of another size.
         """
         raise NotImplementedError
+
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the `loss_parts` losses whose sum is the loss of the step, and return the output of the step.
+
+        No two of them share a graph, and each is built when it is asked for. So if the backward pass of one runs before
+        the next is asked for, only the activations of one are in memory.
+        """
+        output = self(views, ids, epoch=epoch, labels=labels)
+        yield output.loss
+        return output._replace(loss=output.loss.detach())
+
+    def compile_parts(self, **options: Any) -> None:
+        """Compile encoders and heads with `torch.compile`, which takes the options."""
+        for name, child in self.named_children():
+            if name.removeprefix("momentum_") in ("encoder", "projector", "predictor"):
+                child.compile(**options)
 
     def after_step(self, step: int, total_steps: int) -> None:
         """Push the features of the step into the queue: last, so a batch never finds itself in the queue."""
@@ -127,10 +157,14 @@ class MomentumMethod(Method):
         """Network from images to target projections."""
         return nn.Sequential(self.momentum_encoder, self.momentum_projector)
 
+    def encode_target(self, view: Tensor) -> Tensor:
+        """Return the features (N, num_features) of a view by the target network, in chunks of `micro_batch` images."""
+        return in_chunks(self.momentum_encoder, view, self.micro_batch)
+
     @torch.no_grad()
     def target_projections(self, views: Sequence[Tensor]) -> list[Tensor]:
         """Return the target projection of each view. Call it before the online pass to save memory."""
-        return [self.momentum_projector(self.momentum_encoder(view)) for view in views]
+        return [self.momentum_projector(self.encode_target(view)) for view in views]
 
     def after_step(self, step: int, total_steps: int) -> None:
         """Update the target network, then the queue."""
@@ -139,3 +173,52 @@ class MomentumMethod(Method):
             if name.startswith("momentum_"):
                 ema_update(self.get_submodule(name.removeprefix("momentum_")), target, m)
         super().after_step(step, total_steps)
+
+
+class TwoWayMethod(MomentumMethod):
+    """A momentum method with two losses, view 1 → 2 and view 2 → 1, that share no graph.
+
+    A subclass writes `losses`, in which the target projections of both views come first, and `direction`, which
+    `losses` calls for each view.
+    """
+
+    @property
+    def loss_parts(self) -> int:
+        """One loss per direction."""
+        return 2
+
+    direction: Callable[..., Any]
+    """From a view and what it is compared with to its loss: encoder, heads and loss, the part that is compiled."""
+
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the loss of each direction and return the output of the step."""
+        raise NotImplementedError
+
+    def compile_parts(self, **options: Any) -> None:
+        """Compile each direction as a whole, and the target network, with `torch.compile`, which takes the options."""
+        self.leave_kernels_out()
+        self.direction = torch.compile(self.direction, **options)
+        for name, child in self.named_children():
+            if name.startswith("momentum_"):
+                child.compile(**options)
+
+    def leave_kernels_out(self) -> None:
+        """Keep loops over tiles and communication out of the compiled graph: at most one break per direction."""
+
+    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+        """Return the sum of the losses, with the graphs of both in memory."""
+        losses = self.losses(views, ids, epoch=epoch, labels=labels)
+        total = torch.stack([next(losses) for _ in range(self.loss_parts)]).sum()
+        return output_after(losses)._replace(loss=total)
+
+
+def output_after(losses: Generator[Tensor, None, StepOutput]) -> StepOutput:
+    """Return the output of `Method.losses` after its last loss."""
+    try:
+        next(losses)
+    except StopIteration as end:
+        output: StepOutput = end.value
+        return output
+    raise AssertionError("more losses than loss_parts")

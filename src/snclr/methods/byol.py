@@ -10,20 +10,29 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from torch import Tensor
 
-from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.base import StepOutput, TwoWayMethod
 from snclr.methods.common.features import l2_normalize, negative_cosine
 
 
-class BYOL(MomentumMethod):
+class BYOL(TwoWayMethod):
     """The total loss is loss(view 1 → 2) + loss(view 2 → 1)."""
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of both directions."""
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the loss of each direction."""
         target = self.target_projections(views)
-        predicted = self.predict(self.project(views))
-        loss = 4 + 2 * (negative_cosine(predicted[0], target[1]) + negative_cosine(predicted[1], target[0]))
-        return StepOutput(loss=loss, features=l2_normalize(target[1]))
+        cosines: list[Tensor] = []
+        for view, y2 in ((views[0], target[1]), (views[1], target[0])):
+            cosine = self.direction(view, y2)
+            yield 2 + 2 * cosine
+            cosines.append(cosine.detach())
+        return StepOutput(loss=4 + 2 * (cosines[0] + cosines[1]), features=l2_normalize(target[1]))
+
+    def direction(self, view: Tensor, y2: Tensor) -> Tensor:
+        """Return −cos(z1, y2) of a view, averaged over the batch."""
+        return negative_cosine(self.predict(self.project([view]))[0], y2)

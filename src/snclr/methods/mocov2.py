@@ -15,20 +15,20 @@ x2 ── momentum encoder ── momentum projector ── k ┘ ── pushed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.base import StepOutput, TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MoCoV2Config
 
 
-class MoCoV2(MomentumMethod):
+class MoCoV2(TwoWayMethod):
     """InfoNCE in one direction, or the sum of both; the queue holds all negatives."""
 
     config: MoCoV2Config
@@ -43,20 +43,34 @@ class MoCoV2(MomentumMethod):
         c = self.config
         return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=False)
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of view 1 to view 2; if `symmetric`, the sum of both directions."""
+    @property
+    def loss_parts(self) -> int:
+        """One loss; if `symmetric`, one per direction."""
+        return 2 if self.config.symmetric else 1
+
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the loss of view 1 to view 2; if `symmetric`, also that of view 2 to view 1."""
         symmetric = self.config.symmetric
         keys = self.target_projections(views if symmetric else views[1:])
-        queries = self.project(views if symmetric else views[:1])
-        with autocast_disabled(queries[0]):
-            q, k = [l2_normalize(y) for y in queries], [l2_normalize(y) for y in keys]
-            negatives, own = self.queue.candidates.to(q[0].dtype), self.queue.own_entries(ids)
-            losses = [
-                queue_loss(query, key, negatives, own, tau=self.config.temperature)
-                for query, key in zip(q, reversed(k), strict=True)
-            ]
-        self._to_push = torch.cat([all_gather(key) for key in k]), all_gather(ids).repeat(len(k))
-        return StepOutput(loss=torch.stack(losses).sum(), features=k[-1])
+        with autocast_disabled(keys[0]):
+            keys = [l2_normalize(key) for key in keys]
+        own = self.queue.own_entries(ids)
+        found: list[Tensor] = []
+        for view, key in zip(views[: self.loss_parts], reversed(keys), strict=True):
+            loss = self.direction(view, key, self.queue.candidates, own)
+            yield loss
+            found.append(loss.detach())
+        self._to_push = torch.cat([all_gather(key) for key in keys]), all_gather(ids).repeat(len(keys))
+        return StepOutput(loss=torch.stack(found).sum(), features=keys[-1])
+
+    def direction(self, view: Tensor, key: Tensor, candidates: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the loss of a view with the normalized keys of the other view and of the queue."""
+        query = self.project([view])[0]
+        with autocast_disabled(query):
+            q = l2_normalize(query)
+            return queue_loss(q, key, candidates.to(q.dtype), own, tau=self.config.temperature)
 
 
 def queue_loss(q: Tensor, k: Tensor, negatives: Tensor, own: tuple[Tensor, Tensor], *, tau: float) -> Tensor:

@@ -12,29 +12,49 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
+import torch
 from torch import Tensor
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.base import StepOutput, TwoWayMethod
 from snclr.methods.common.contrastive import contrastive_loss
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.config import MoCoV3Config
 
 
-class MoCoV3(MomentumMethod):
+class MoCoV3(TwoWayMethod):
     """The total loss is loss(view 1 → 2) + loss(view 2 → 1)."""
 
     config: MoCoV3Config
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of both directions."""
-        tau = self.config.temperature
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the loss of each direction."""
         target = self.target_projections(views)
-        predicted = self.predict(self.project(views))
-        with autocast_disabled(predicted[0]):
-            z, y = [l2_normalize(z) for z in predicted], [l2_normalize(y) for y in target]
-            loss = contrastive_loss(z[0], y[1], tau=tau, batch_y2=all_gather(y[1]))
-            loss = loss + contrastive_loss(z[1], y[0], tau=tau, batch_y2=all_gather(y[0]))
-        return StepOutput(loss=loss * 2 * tau if self.config.times_2tau else loss, features=y[1])
+        with autocast_disabled(target[0]):
+            target = [l2_normalize(y) for y in target]
+        found: list[Tensor] = []
+        for view, y2 in ((views[0], target[1]), (views[1], target[0])):
+            loss = self.direction(view, y2)
+            yield self._scaled(loss)
+            found.append(loss.detach())
+        return StepOutput(loss=self._scaled(found[0] + found[1]), features=target[1])
+
+    def direction(self, view: Tensor, y2: Tensor) -> Tensor:
+        """Return the loss of a view with the normalized target projections y2 of the other."""
+        predicted = self.predict(self.project([view]))[0]
+        with autocast_disabled(predicted):
+            return self._loss(l2_normalize(predicted), y2)
+
+    def _loss(self, z1: Tensor, y2: Tensor) -> Tensor:
+        return contrastive_loss(z1, y2, tau=self.config.temperature, batch_y2=all_gather(y2))
+
+    def leave_kernels_out(self) -> None:
+        """Leave out the log-sum-exp over the batch."""
+        self._loss = torch.compiler.disable(self._loss)  # type: ignore[method-assign,no-untyped-call]
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss * 2 * self.config.temperature if self.config.times_2tau else loss

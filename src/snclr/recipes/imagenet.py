@@ -4,6 +4,9 @@ The settings are those of the paper's appendix. It does not give m, the epochs w
 
 Command   snclr pretrain --recipe resnet50-imagenet --data imagenet/train --out RUN   (under torchrun on every node)
 Cost      the paper trains on 32 A100 GPUs; not run by us
+Memory    of tensors per GPU with 512 images (8 GPUs), counted by `snclr plan`; a GPU needs 1 to 3 GB more:
+          ResNet-50 24.3 GB, ViT-S 19.1 GB, ViT-B 38.1 GB;
+          with --activation-checkpointing ResNet-50 10.6 GB, ViT-S 5.3 GB, ViT-B 10.6 GB
 Expected  linear top-1 on ImageNet, from the paper:
           ResNet-50 69.6 / 72.4 / 74.5 / 75.3 % at 100 / 200 / 400 / 800 epochs,
           ViT-S 68.5 / 72.5 / 73.4 %, ViT-B 71.4 / 74.3 / 76.8 % at 100 / 200 / 300 epochs

@@ -24,6 +24,7 @@ _SETS = re.compile(
 )
 # The number of neighbors in the protocol of kNN, with the reason if it is not the requested one.
 _USED_K = re.compile(r"\bk = (?P<used>\d+(?: \([^()]*\))?)")
+_TRAILING_SLASH = re.compile(r"(?<=\w)/(?=,|$)")  # photos and photos/ are one folder
 _LONG_CLAUSE = 160  # characters
 
 
@@ -72,7 +73,8 @@ def eval_set_of(record: Mapping[str, Any]) -> EvalSet:
     n = record.get("n")
     if type(n) is not int or n < 1:
         n = int(found["n"].replace(",", "")) if found else None
-    return EvalSet((found["data"] if found else None) or "test set not recorded", n or None)
+    name = (found["data"] if found else None) or "test set not recorded"
+    return EvalSet(_TRAILING_SLASH.sub("", name), n or None)
 
 
 def accuracy_of(record: Mapping[str, Any]) -> Accuracy | None:

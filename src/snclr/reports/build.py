@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +25,8 @@ from snclr.evaluation.analysis.layout import pca
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
-from snclr.evaluation.retrieval.results import NeighborRow
-from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, open_space, weigh_as_trained
+from snclr.evaluation.retrieval.space import open_space
+from snclr.evaluation.retrieval.training_weights import describe_weights, rank_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
@@ -182,9 +181,7 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
         raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
     gallery = retrieval.Gallery.from_features(queries.y2, dataset)
     queries = queries.take(pick_queries(queries.y2, images, seed=options.seed))
-    nearest, weigh, weights = _weights_of_training(space, options.k)
-    ranked, _ = retrieval.neighbor_rows(queries, gallery, nearest, weigh=weigh)
-    ranked = [_keep_nearest(row, options.k) for row in ranked]
+    ranked, weights = rank_as_trained(queries, gallery, options.k, space), describe_weights(space)
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
@@ -199,37 +196,7 @@ def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, option
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
         f"{gallery.description}, without the query itself; center crops;{measured} seed {options.seed}."
     )
-    return NeighborSection(rows, uris, protocol, purity, weights)
-
-
-def _weights_of_training(space: EmbeddingSpace, k: int) -> tuple[int, Weigh, str | None]:
-    """Return how many neighbors share the weight, the function for w, and a caption; None if the loss has no w.
-
-    w is a softmax over the K neighbors of training, so that K neighbors are weighted even if fewer are shown.
-    """
-    if space.criterion is None or space.criterion.config.sides in ("negatives", "neither"):
-        return k, space.weigh, None
-    c = space.criterion.config
-    if c.neighbor_weights == "hard":
-        caption = "w is 1 for every neighbor, as in training (--neighbor-weights hard)."
-    else:
-        # The loss raises the weights of gamma "pull" further; `weigh_as_trained` gives those before that.
-        gamma = 1.0 if c.gamma == "pull" else c.gamma
-        largest = "each image's largest weight is 1" if gamma == "max" else f"divided by gamma = {gamma:g}"
-        if c.gamma == "pull":
-            largest += ", before the loss raises it (--gamma pull)"
-        caption = (
-            f"w is computed as in training: a softmax over the {c.neighbors} nearest neighbors with temperature "
-            f"{c.attention_temperature:g}, {largest}. Equal weights would be "
-            f"{1.0 if gamma == 'max' else 1 / c.neighbors / gamma:.3f}."
-        )
-    return max(k, c.neighbors), functools.partial(weigh_as_trained, space.criterion, gamma=c.gamma), caption
-
-
-def _keep_nearest(row: NeighborRow, k: int) -> NeighborRow:
-    """Keep the k neighbors with the highest cosine, ranked by w."""
-    kept = sorted(row.neighbors, key=lambda neighbor: -neighbor.cosine)[:k]
-    return replace(row, neighbors=sorted(kept, key=lambda neighbor: -neighbor.w))
+    return NeighborSection(rows, uris, protocol, purity, None if weights is None else f"{weights}.")
 
 
 def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from snclr.data.datasets.base import ImageDataset
-from snclr.errors import UserError
+from snclr.errors import UserError, similar_path
 from snclr.evaluation.knn import knn
 from snclr.evaluation.session import Session, open_inputs
 from snclr.io.jsonl import is_finite_number
@@ -81,7 +81,9 @@ def read_class_names(path: str | Path) -> list[str]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the class names in {path} ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        hint = similar_path(Path(path))
+        raise UserError(f"cannot read the class names in {path}{hint} ({reason})") from error
     if not text.lstrip().startswith("["):
         names: Any = [line.strip() for line in text.rstrip().splitlines()]
     else:

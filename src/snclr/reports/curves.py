@@ -226,11 +226,19 @@ def _y_range(metric: Metric, low: float, high: float) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers between `low` and `high`."""
+    """Return about `count` round numbers between `low` and `high`, at least three.
+
+    >>> _ticks(10.4, 11.9, 4), _ticks(0.0, 6.0, 5)
+    ([10.5, 11.0, 11.5], [0.0, 2.0, 4.0, 6.0])
+    """
     from matplotlib.ticker import MaxNLocator
 
-    values = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    return [float(value) for value in values if low <= value <= high]
+    for bins in range(count, 2 * count):  # in a narrow range, two of the first may be left
+        values = MaxNLocator(nbins=bins, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        ticks = [float(value) for value in values if low <= value <= high]
+        if len(ticks) > 2:
+            break
+    return ticks
 
 
 def _path(x: Array, y: Array) -> str:

@@ -187,7 +187,7 @@ def _tiles(
     ]
     if page.sessions:
         tiles.append(("wall time", wall_time(page.sessions), "of training"))
-    return [*tiles, ("bad images", f"{len(page.skipped):,}", "left out")]
+    return [*tiles, ("unreadable images", f"{len(page.skipped):,}", "left out")]
 
 
 def wall_time(sessions: Sequence[Mapping[str, Any]]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,9 +45,49 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     tensor([1., 1.])
     """
     device = torch.device(device)
-    if device.type == "cuda" and not tensor.is_pinned():
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+@contextlib.contextmanager
+def math_settings(device: torch.device | str, *, tf32: bool, deterministic: bool) -> Iterator[None]:
+    """Run the block with these settings of torch, and restore those of before. Without `deterministic`, a CPU has none.
+
+    `tf32` lets NVIDIA GPUs multiply 32-bit matrices and convolve with 10 bits of mantissa. `deterministic` selects
+    algorithms that give the same bits in every run; an operation without one prints a warning. Otherwise cuDNN measures
+    which of its convolutions is the fastest.
+    """
+    backends: Any = torch.backends
+    on_gpu = torch.device(device).type == "cuda"
+    wanted: list[tuple[Any, str, Any]] = []
+    if on_gpu:
+        precision = "tf32" if tf32 else "ieee"
+        wanted += [
+            (backends.cuda.matmul, "fp32_precision", precision),
+            (backends.cudnn.conv, "fp32_precision", precision),
+            (backends.cudnn, "benchmark", not deterministic),
+        ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    kernels = backends.cuda.mem_efficient_sdp_enabled(), backends.cuda.cudnn_sdp_enabled()
+    for owner, name, value in wanted:
+        setattr(owner, name, value)
+    if deterministic:
+        # cuBLAS reads it before its first product; with fixed workspaces its sums have one order.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Of the fused attention kernels, only flash attention has a deterministic backward pass.
+        backends.cuda.enable_mem_efficient_sdp(False)
+        backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+        backends.cuda.enable_mem_efficient_sdp(kernels[0])
+        backends.cuda.enable_cudnn_sdp(kernels[1])
 
 
 @contextlib.contextmanager

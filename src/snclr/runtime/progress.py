@@ -20,6 +20,7 @@ _WINDOW_SECONDS = 60.0
 _WINDOW_UPDATES = 8
 _REFRESH_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
+_BRIEF_SECONDS = 2.0
 _MIN_BAR_WIDTH = 8
 
 
@@ -36,7 +37,9 @@ class _Sample(NamedTuple):
 class Progress:
     """Progress of a job: percentage, rate, time left, share of the time that it waits for data, and given values.
 
-    Rate, time left and wait share are those of the last minute, or of the last few updates if these are slow.
+    Rate, time left and wait share are those of the last minute, or of the last few updates if these are slow. The first
+    update includes start-up, such as the start of data workers: it does not count once there is a second, and the time
+    left is unknown until then. In a log file, a job of less than two seconds prints no lines.
 
     >>> with Progress("embedding", total=200, stream=sys.stdout) as progress:
     ...     progress.print("reading photos/")
@@ -59,8 +62,11 @@ class Progress:
     """The latest value of each name, such as the loss."""
 
     def __post_init__(self) -> None:
-        self._samples = deque([_Sample(self.clock())])
+        self._start = self.clock()
+        self._samples = deque([_Sample(self._start)])
+        self._updates = 0
         self._last_shown = float("-inf")
+        self._on_screen = not self.quiet and self.stream.isatty()
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
@@ -85,10 +91,15 @@ class Progress:
         self.values.update(values)
         now, last = self.clock(), self._samples[-1]
         self._samples.append(_Sample(now, last.items + n_items, last.wait + wait, last.compute + compute))
+        self._updates += 1
+        if self._updates == 2:
+            self._samples.popleft()
         while len(self._samples) > _WINDOW_UPDATES and now - self._samples[0].time > _WINDOW_SECONDS:
             self._samples.popleft()
         pause = self.interval if self._bar is None else _REFRESH_SECONDS
-        if now - self._last_shown >= pause or (self._percent() == 100 and not was_complete):
+        due = now - self._last_shown >= pause or (self._percent() == 100 and not was_complete)
+        is_brief = self._last_shown < 0 and now - self._start < _BRIEF_SECONDS and not self._on_screen
+        if due and not is_brief:
             self._last_shown = now
             self._attempt(self._refresh)
 
@@ -105,7 +116,7 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """Time to the end at the current rate, or None if unknown."""
-        if self.total is None or not self.rate:
+        if self.total is None or not self.rate or self._updates < 2:
             return None
         return max(self.total - self.done, 0) / self.rate
 
@@ -126,13 +137,13 @@ class Progress:
 
     def _pace(self) -> Iterable[str]:
         yield f"{self.done:,} {self.unit}" if self.total is None else f"{self._percent()}%"
-        if self.rate is not None:
+        if self.rate is not None and self._updates > 1:
             yield f"{_short(self.rate)} {self.unit}/s"
-        if self.seconds_left is not None:
+        if self.seconds_left is not None and self._percent() != 100:
             yield f"{duration(self.seconds_left)} left"
 
     def _state(self) -> Iterable[str]:
-        if self.wait_share is not None:
+        if self.wait_share is not None and self._updates > 1:
             yield f"data wait {self.wait_share:.0%}"
         yield from (f"{name} {_short(value)}" for name, value in list(self.values.items()) if value is not None)
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from snclr.runtime.early_interrupt import exit_at_once
+
 _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 """SIGUSR1 announces the SIGTERM of a preemption, so both have the exit code on which a job script requeues."""
 _PR_SET_PDEATHSIG = 1
@@ -47,6 +49,8 @@ def command_signals() -> Iterator[None]:
 
     Handlers that are not Python's defaults stay, e.g. a SIGINT that is ignored in the background jobs of a script.
     """
+    if signal.getsignal(signal.SIGINT) is exit_at_once:  # the program's own, until here
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     handlers: dict[signal.Signals, tuple[Any, Any]] = {
         signal.SIGUSR1: (signal.SIG_DFL, lambda *_: signal.raise_signal(signal.SIGTERM)),
         signal.SIGINT: (signal.default_int_handler, _interrupt),

@@ -32,8 +32,8 @@ from snclr.studies.records import SCHEMA, downsample_metrics, write_record
 from snclr.studies.runs import UNTRAINED
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import resolve
-from snclr.train.cost import WARMUP_STEPS, measure_cost, peak_memory
 from snclr.train.metrics import read_metrics
+from snclr.train.planning.cost import WARMUP_STEPS, measure_cost, peak_memory
 from snclr.train.pretrain import pretrain
 
 

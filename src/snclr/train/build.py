@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snclr.checkpoint.external_weights import read_weights
 from snclr.data.datasets.base import open_dataset
@@ -21,6 +22,7 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
+from snclr.models.checkpointing import checkpoint_activations
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
 from snclr.models.vit import accept_size, has_plain_patches, set_drop_path
 from snclr.runtime.memory import image_cache_bytes
@@ -60,15 +62,17 @@ def build_task(
         method: Any = build_method(config, spec, classes, len(dataset))
         if init_from is not None:
             initialize_encoders(method.encoders, spec, init_from, quiet=quiet)
+        save_memory(method, config)
     method = synchronize_batch_norm(method.to(fabric.device)).train()
     for encoder in method.encoders:
         encoder.to(memory_format=torch.channels_last)
-        if config.compile:
-            encoder.compile()
+    if config.compile:
+        method.compile_parts()
     peak_lr = scaled_lr(config.lr, config.batch_size)
     optimizer = build_optimizer(
         config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
         weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr, beta2=config.beta2,
+        fused=fabric.device.type == "cuda" and config.precision != "16",  # else the loss scale cannot be divided out
     )  # fmt: skip
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
@@ -126,6 +130,23 @@ def build_method(
     if getattr(config.method_config, "local_crops", 0):
         accept_size(method.encoder, view_sizes(config)[-1], config.encoder)
     return method
+
+
+def save_memory(method: Method, config: PretrainConfig) -> None:
+    """Apply the settings that trade time for memory; raise UserError if the encoder does not support them."""
+    if config.method_config.masks_patches and (config.activation_checkpointing or config.micro_batch):
+        raise UserError(
+            f"--activation-checkpointing and --micro-batch do not support --method {config.method}. Its encoder sees "
+            "only some patches; reduce --batch-size if memory is short."
+        )
+    if config.activation_checkpointing:
+        checkpoint_activations(method.encoder, config.encoder)
+    if config.micro_batch and any(isinstance(layer, _BatchNorm) for layer in method.encoder.modules()):
+        raise UserError(
+            f"--micro-batch needs an encoder without batch norm, such as vit_small; {config.encoder} normalizes over"
+            " the whole batch. Use --activation-checkpointing instead."
+        )
+    method.micro_batch = config.micro_batch
 
 
 def view_settings(config: PretrainConfig) -> tuple[ViewSettings, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from snclr.errors import UserError, did_you_mean, known_spelling
+from snclr.errors import UserError, did_you_mean, known_spelling, similar_path
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.methods.paper_settings import Setup, paper_settings
 from snclr.recipes import RECIPES, get_recipe
@@ -108,7 +108,8 @@ class OptimConfig:
     lr: NonNegative = 1e-3
     """Base learning rate; the peak is lr × batch size / 256."""
     warmup_epochs: NonNegative = 10.0
-    """Epochs of linear warm-up before the cosine decay."""
+    """Epochs of linear warm-up before the cosine decay (default: the recipe's, but at most a tenth of --epochs in a run
+    that is shorter than the recipe)."""
     weight_decay: NonNegative = 1e-4
     """Weight decay of the parameters that weight_decay_on names."""
     weight_decay_end: NonNegative | None = None
@@ -131,10 +132,23 @@ class HardwareConfig:
     """Ranks per node, each on its own device: a number, or auto for all GPUs."""
     nodes: Count = 1
     """Number of nodes."""
-    precision: Literal["32", "bf16", "16", "64"] = "32"
-    """Floating-point precision of the encoders; bf16 and 16 need a GPU."""
+    precision: Literal["32", "bf16", "16", "64", "bf16-mixed", "16-mixed"] = "32"
+    """Floating-point precision of encoders and heads; bf16 and 16 (also called bf16-mixed and 16-mixed) need a GPU.
+    Weights, norms and losses stay in 32 bits."""
+    tf32: bool = True
+    """Multiply and convolve 32-bit numbers with 10 bits of mantissa on NVIDIA GPUs that can: up to eight times faster.
+    No: with all 23."""
+    deterministic: bool = False
+    """Use algorithms that give the same bits in every run on a GPU; a step takes longer, by about a tenth to a third.
+    On a CPU, runs repeat without it."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each block of the encoder, and compute its activations again in the backward pass: less
+    memory, the same gradients, about a third more time."""
+    micro_batch: NonNegativeInt = 0
+    """Images per rank that pass through the encoder at once, with the gradient of the whole batch (0: all). Each is
+    encoded twice, as with --activation-checkpointing. For encoders without batch norm, such as ViTs."""
     compile: bool = False
-    """Compile the encoders with torch.compile."""
+    """Compile encoders, heads and, for snclr, byol and moco, the loss with torch.compile."""
     workers: NonNegativeInt = 2
     """Dataloader worker processes per rank."""
     cache_images: str = "auto"
@@ -176,6 +190,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
     def __post_init__(self) -> None:
         for part in PretrainConfig.__bases__:
             check_fields(self, part)
+        object.__setattr__(self, "precision", self.precision.removesuffix("-mixed"))  # one name for what is the same
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
             raise UserError(
                 f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}. Lower the first or raise the"
@@ -183,6 +198,11 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
             )
         if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
             raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        if self.compile and (self.micro_batch or self.activation_checkpointing):
+            raise UserError(
+                "compile excludes micro_batch and activation_checkpointing: torch.compile decides what is computed"
+                " twice. Omit one of them."
+            )
         queue = getattr(self.method_config, "assignment_queue", None) or 0
         if queue % self.batch_size:
             raise UserError(
@@ -263,7 +283,7 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
 
     A recipe is written for SNCLR. Another method takes the recipe's run settings, but its method settings from its own
     paper, except that a recipe of scale "small" also sets `SIZES`; see `paper_settings` for those that depend on the
-    run. If the recipe's warm-up is not shorter than the given epochs, it becomes a tenth of them.
+    run. In a run with fewer epochs than its recipe, a warm-up that is not given is at most a tenth of the epochs.
 
     >>> config = resolve({"recipe": "cifar", "epochs": 7})
     >>> config.epochs, config.warmup_epochs
@@ -296,13 +316,22 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
         epochs, warmup = (known[name].check(values[name]) for name in ("epochs", "warmup_epochs"))
-        values["warmup_epochs"] = epochs / 10 if warmup >= epochs else warmup
+        source = saved if {"epochs", "warmup_epochs"} <= saved.keys() else recipe.settings  # of the warm-up
+        is_shorter = epochs < known["epochs"].check(source["epochs"])
+        values["warmup_epochs"] = min(warmup, epochs / 10) if is_shorter else warmup
     values |= {"recipe": recipe_name, "method": method}
 
     names = METHODS[method].setting_names()
     method_config = METHODS[method](**{name: value for name, value in values.items() if name in names})
     run_settings = {name: value for name, value in values.items() if name not in METHOD_SETTINGS}
     return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
+
+
+def require(config: PretrainConfig, names: tuple[str, ...]) -> None:
+    """Raise UserError if the images or the run directory are not given."""
+    for name in names:
+        if not getattr(config, name):
+            raise UserError(f"{name} is missing. Give the images (--data) and the run directory (--out).")
 
 
 def _setup(method: str, values: Mapping[str, Any], *, paper_scale: bool) -> Setup:
@@ -339,6 +368,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the settings in a config.yaml; the file of a run of an earlier version gets `EARLIER_VALUES`."""
     import yaml
 
+    if not path.exists():
+        raise UserError(f"there is no settings file {path}{similar_path(path)}. Give the config.yaml of a run.")
     try:
         saved = yaml.safe_load(path.read_text())
     # The safe loader also raises the errors of its constructors, e.g. for a date or for deep nesting.

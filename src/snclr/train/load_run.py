@@ -1,21 +1,19 @@
-"""Load a run from its directory: the config for a resume, or the trained method."""
+"""Load a run from its directory: the config for a resume, without torch, or the trained method."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from snclr.checkpoint import state
-from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError, known_spelling, snclr_command
 from snclr.methods.config import METHODS
 from snclr.runtime.settings import current_name
-from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger("snclr")
 
@@ -50,6 +48,12 @@ def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str
 
 def load_trained_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig]:
     """Load method (encoders, heads, queue; in eval mode) and config of a run from its last checkpoint."""
+    import torch
+
+    from snclr.checkpoint import state
+    from snclr.checkpoint.format import latest_checkpoint
+    from snclr.train.build import build_method, encoder_spec
+
     run = RunDir(run_path)
     if not run.config.is_file():
         raise UserError(f"{run.path} is not a run of snclr: it has no config.yaml. Give the --out of snclr pretrain.")

@@ -15,16 +15,16 @@ import yaml
 
 from snclr.checkpoint.encoder_file import save_encoder
 from snclr.checkpoint.format import Checkpoint
-from snclr.checkpoint.run_dir import RunDir, similar_run
+from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
 from snclr.distributed.collectives import broadcast_object, name_missing_ranks, raise_on_all_ranks
 from snclr.distributed.launch import launch
 from snclr.errors import UserError, count
 from snclr.io.atomic import write_atomic
 from snclr.methods.config import QueueConfig
-from snclr.runtime.device import limit_threads
+from snclr.runtime.device import limit_threads, math_settings
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_task
-from snclr.train.config import PretrainConfig, resolve
+from snclr.train.config import PretrainConfig, require, resolve
 from snclr.train.load_run import config_for_resume
 from snclr.train.metrics import MetricsLog
 from snclr.train.pretrain_task import PretrainTask
@@ -43,6 +43,8 @@ class PretrainResult:
     total_steps: int
     skipped: int
     """Images that could not be read."""
+    labeled: bool = False
+    """Whether the images have labels, which evaluations use."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -60,19 +62,20 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
             "config and resume=True exclude each other: a run is resumed with its own settings. Omit config."
         )
     given = config_for_resume(settings) if settings.get("resume") else resolve(settings, config)
-    _require(given, ("out",) if given.resume else ("data", "out"))
+    require(given, ("out",) if given.resume else ("data", "out"))
     fabric = launch_run(given)
     shared = broadcast_object(given)  # only rank 0 needs to see the run directory
     with raise_on_all_ranks():
         if fabric.is_global_zero and shared.resume and not RunDir(shared.out).config.is_file():
             _check_new_run(shared, quiet=quiet)
-    _require(shared, ("data", "out"))
+    require(shared, ("data", "out"))
     if given.precision != shared.precision:
         raise UserError(
             f"rank {fabric.global_rank} was started with --precision {given.precision}, but the run uses"
             f" {shared.precision}. Its node does not see {shared.out}: give it the flags of the run."
         )
-    with name_missing_ranks():
+    settings_of_math = math_settings(fabric.device, tf32=shared.tf32, deterministic=shared.deterministic)
+    with name_missing_ranks(), settings_of_math:
         return _pretrain(shared, fabric, quiet=quiet or not fabric.is_global_zero)
 
 
@@ -87,18 +90,9 @@ def launch_run(config: PretrainConfig) -> Any:
 def _check_new_run(config: PretrainConfig, *, quiet: bool) -> None:
     """Print that --resume starts a new run, which job scripts rely on; raise UserError if there is no data for one."""
     if not config.data:
-        raise UserError(
-            f"there is no run to resume in {config.out}{similar_run(config.out)}. Give the --out of a run, or add"
-            " --data to start a new one."
-        )
+        raise no_run_to_resume(config.out)
     if not quiet:
         print(f"no run in {config.out}: starting a new one", file=sys.stderr)
-
-
-def _require(config: PretrainConfig, names: tuple[str, ...]) -> None:
-    for name in names:
-        if not getattr(config, name):
-            raise UserError(f"{name} is missing. Give the images (--data) and the run directory (--out).")
 
 
 def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
@@ -127,7 +121,8 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
                 names = ("method", "recipe", "data", "epochs", "batch_size", "seed")
                 origin = {**{name: getattr(config, name) for name in names}, "steps": task.total_steps}
                 save_encoder(task.module.exported_encoder, task.spec, run.path, extra=origin)
-    return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped))
+    labeled = task.dataset.labels is not None
+    return PretrainResult(run.path, task.total_steps, task.total_steps, len(task.loader.skipped), labeled)
 
 
 def _open_run(task: PretrainTask) -> RunDir:

@@ -20,7 +20,7 @@ from snclr.data.loader import Batch, ViewLoader
 from snclr.distributed.collectives import all_gather, all_reduce_sum
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
-from snclr.methods.base import StepOutput
+from snclr.methods.base import StepOutput, output_after
 from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
 from snclr.train.health import PURITY_IN_TRAINING, collapsed, health, purity_chance
@@ -56,7 +56,7 @@ class PretrainTask(LoaderTask):
     module: Any
     """The `Method`, without the wrapper of Fabric."""
     wrapped: Any
-    """The method wrapped by Fabric: forward applies precision and data parallelism."""
+    """The method wrapped by Fabric, which pauses the averaging of its gradients and clips them."""
     optimizer: Any
     """Wrapped by Fabric."""
 
@@ -71,6 +71,7 @@ class PretrainTask(LoaderTask):
         self._purity_printed = False  # whether its definition was printed
         # Losses since the start of the epoch. The sum stays on the device: reading it would wait for the step.
         self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
+        self._pushed_since: int | None = None  # the step since which fewer than half of the neighbors are pulled
         self._push_warned = False
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
@@ -92,8 +93,7 @@ class PretrainTask(LoaderTask):
                 )
         # Dropout and drop-path use the global generator. Seeding it by the step leaves no generator state to save.
         torch.manual_seed(config.seed * 1_000_003 + batch.step)
-        output = self.wrapped(batch.views, batch.ids, epoch=batch.epoch, labels=batch.labels)
-        self.fabric.backward(output.loss)
+        output = self._add_gradients(batch)
         max_norm = math.inf if config.clip_gradient is None else config.clip_gradient
         norm = self.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
         loss, gradient_norm = check_finite(
@@ -107,6 +107,22 @@ class PretrainTask(LoaderTask):
         self.optimizer.zero_grad(set_to_none=True)
         self.module.after_step(batch.step, self.total_steps)  # target network, then queue
         return output, lr, gradient_norm
+
+    def _add_gradients(self, batch: Batch) -> StepOutput:
+        """Run forward and backward pass of each loss of the method; the ranks average the sum of the gradients.
+
+        A backward pass frees the graph of its loss before that of the next loss is built.
+        """
+        precision, parts = self.fabric.strategy.precision, self.module.loss_parts
+        views = precision.convert_input(batch.views)
+        losses = self.module.losses(views, batch.ids, epoch=batch.epoch, labels=batch.labels)
+        for part in range(1, parts + 1):
+            with precision.forward_context():
+                loss = next(losses)
+            with self.fabric.no_backward_sync(self.wrapped, enabled=part < parts):
+                self.fabric.backward(loss)
+        with precision.forward_context():
+            return output_after(losses)
 
     def _measure(self, batch: Batch, output: StepOutput, lr: float, gradient_norm: float) -> dict[str, Any]:
         """Measure the global batch: the values do not depend on the world size."""
@@ -128,10 +144,18 @@ class PretrainTask(LoaderTask):
         if is_collapsed and not self._collapsed:
             self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed
-        if values.get("pulled_share", 1.0) < 0.5 and not self._push_warned:
-            self._warn(batch.step, PUSH_ADVICE)
-            self._push_warned = True
+        self._check_pulled(batch.step, values.get("pulled_share"))
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
+
+    def _check_pulled(self, step: int, share: float | None) -> None:
+        """Warn once, after a whole epoch in which fewer than half of the neighbors were pulled: it may be passing."""
+        if share is None or share >= 0.5:
+            self._pushed_since = None
+        elif self._pushed_since is None:
+            self._pushed_since = step
+        elif step - self._pushed_since >= self.steps_per_epoch and not self._push_warned:
+            self._warn(step, PUSH_ADVICE)
+            self._push_warned = True
 
     def _warn(self, step: int, advice: str) -> None:
         text = f"warning: step {step + 1}: {advice}"

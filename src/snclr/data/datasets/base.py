@@ -18,7 +18,7 @@ from snclr.data.info import split_part
 from snclr.data.labels import Labels as Labels
 from snclr.data.labels import renumber_labels
 from snclr.data.sampler import Ids, cached_epoch_order
-from snclr.errors import UserError, did_you_mean
+from snclr.errors import UserError, did_you_mean, similar_path
 from snclr.io.hashing import sha256_bytes
 
 
@@ -159,9 +159,29 @@ def open_dataset(
         return open_shards(text, name=text)
     if path.is_file():
         return open_list(path, name=text)
+    raise _not_found(text)
+
+
+def check_spec(spec: str | Path) -> None:
+    """Raise UserError if nothing of that name exists; the images themselves are not listed or read."""
+    from snclr.data.datasets.builtin import BUILTIN
+    from snclr.data.datasets.huggingface import names_huggingface
+    from snclr.data.shards.open import names_shards
+
+    text, _ = split_part(str(spec))
+    known = text.lower() in ("demo", *BUILTIN) or names_huggingface(text) or names_shards(text)
+    if not (known or Path(text).expanduser().exists()):
+        raise _not_found(text)
+
+
+def _not_found(text: str) -> UserError:
+    """Return the error for data of which nothing is found, with the closest path or name."""
+    from snclr.data.datasets.builtin import BUILTIN
+
     names = ["demo", *BUILTIN]
-    raise UserError(
-        f"no dataset found for {text!r}{did_you_mean(name, names)}. Give a folder of images, a text file with one "
+    hint = similar_path(Path(text).expanduser()) or did_you_mean(text.lower(), names)
+    return UserError(
+        f"no dataset found for {text!r}{hint}. Give a folder of images, a text file with one "
         "image path per line, shards (shards/{000..146}.tar, or a URL), a Hugging Face dataset (hf:OWNER/NAME), or "
         f"one of these names: {', '.join(names)}."
     )

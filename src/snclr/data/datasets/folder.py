@@ -134,7 +134,8 @@ def _walk(top: Path, known: dict[str, _Folder]) -> dict[str, _Folder]:
             if folder is None or folder.state != state:
                 folder = _read(path, state)
         except (OSError, ValueError) as error:  # ValueError: a NUL character in a name of a forged cache
-            raise UserError(f"the folder {path} cannot be read: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"the folder {path} cannot be read ({reason}). Give a folder that you may read.") from error
         tree[prefix] = folder
         stack.extend(f"{prefix}{name}/" for name in reversed(folder.folders))
     return tree

@@ -207,7 +207,7 @@ def normalize(images: RGBImage | Tensor, device: torch.device | str = "cpu") -> 
     torch.Size([2, 3, 8, 8])
     """
     tensor = images if isinstance(images, Tensor) else torch.tensor(images)  # a copy: the array may be read-only
-    x = tensor.to(device).permute(0, 3, 1, 2).contiguous()
+    x = to_device(tensor, device).permute(0, 3, 1, 2).contiguous()
     return _normalize_(x.float().div_(255))
 
 

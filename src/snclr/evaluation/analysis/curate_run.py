@@ -48,16 +48,14 @@ class Findings(NamedTuple):
 
 def curate_run(
     session: Session, *, out: Path, find: str, keep: Path | None, data: str | None, test: str | None,
-    threshold: float, number: int, k: int,
+    threshold: float, number: int, k: int, overwrite: bool = False,
 ) -> CurateResult:  # fmt: skip
     """Find images of a dataset and write them, with reasons, to `out`; all others to `keep`."""
     if not -1 <= threshold <= 1 or number < 1 or k < 1:
         raise UserError(
             f"threshold {threshold:g}, number {number}, k {k}: allowed are -1 to 1, and at least 1 for the others"
         )
-    for path in (out, keep):
-        if path is not None:
-            session.on_rank_zero(lambda path=path: check_writable(path, _UNWRITABLE))  # type: ignore[misc]
+    session.on_rank_zero(lambda: _check_lists([out] if keep is None else [out, keep], overwrite=overwrite))
     finders: dict[str, Callable[[Images], Findings]] = {
         "duplicates": lambda images: _duplicates(images, threshold),
         "outliers": lambda images: _outliers(images, k, number),
@@ -86,6 +84,16 @@ def curate_run(
         found.protocol, [{"key": images.dataset.key(e.index), "reason": e.reason} for e in entries[:_SHOWN]],
         images.skipped,
     )  # fmt: skip
+
+
+def _check_lists(paths: list[Path], *, overwrite: bool) -> None:
+    """Raise UserError if a list cannot be written, would replace a file, or if both are the same file."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"--out and --keep are both {paths[0]}; give two files")
+    for path in paths:
+        if path.is_file() and not overwrite:
+            raise UserError(f"{path} exists. Choose another file, or replace it with --overwrite.")
+        check_writable(path, _UNWRITABLE)
 
 
 def _images(session: Session, dataset: ImageDataset, description: str) -> Images:

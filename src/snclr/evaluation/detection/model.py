@@ -24,6 +24,7 @@ from snclr.errors import UserError
 from snclr.evaluation.detection.batches import Sample
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.models.encoders import EncoderSpec
+from snclr.runtime.device import to_device
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 _LEVELS = 5  # four stages, and one pooled from the last
@@ -131,8 +132,8 @@ class SeededSampler(BalancedPositiveNegativeSampler):  # type: ignore[misc]
             (positive,), (negative,) = super().__call__([matched])
             positives.append(positive)
             negatives.append(negative)
-        count = sum(int(mask.sum()) for mask in positives)
-        self.counts = (count + sum(int(mask.sum()) for mask in negatives), count)
+        sampled = torch.stack([mask.sum() for mask in (*positives, *negatives)]).tolist()  # the device is read once
+        self.counts = (sum(sampled), sum(sampled[: len(positives)]))
         return positives, negatives
 
 
@@ -143,8 +144,8 @@ def training_inputs(
     model.transform.pad_to = pad_to
     model.rpn.fg_bg_sampler.seeds = [sample.seeds[0] for sample in samples]
     model.roi_heads.fg_bg_sampler.seeds = [sample.seeds[1] for sample in samples]
-    images = [sample.image.to(device).float() / 255 for sample in samples]
-    targets = [{name: getattr(s, name).to(device) for name in ("boxes", "labels", "masks")} for s in samples]
+    images = [to_device(sample.image, device).float() / 255 for sample in samples]
+    targets = [{name: to_device(getattr(s, name), device) for name in ("boxes", "labels", "masks")} for s in samples]
     return images, targets
 
 

@@ -24,6 +24,7 @@ from snclr.distributed.collectives import all_gather_objects, rank_share
 from snclr.evaluation.detection.batches import load_image, read_items, resize_image, scaled_size
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.settings import DetectSettings
+from snclr.runtime.device import to_device
 from snclr.runtime.progress import Progress
 
 MASK_THRESHOLD = 0.5
@@ -100,18 +101,18 @@ def _detect(model: MaskRCNN, coco: CocoSet, number: int, pixels: Tensor, device:
     from pycocotools import mask as coco_mask
 
     model.transform.pad_to = (0, 0)
-    (result,) = model([pixels.to(device).float() / 255])
+    (result,) = model([to_device(pixels, device).float() / 255])
     image = coco.images[number]
     scale = torch.tensor([image.width / pixels.shape[2], image.height / pixels.shape[1]] * 2)
     boxes, masks = result["boxes"].float().cpu() * scale, result["masks"].float().cpu()
+    labels, scores = result["labels"].tolist(), result["scores"].tolist()
     detections = []
     for row, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
         # One at a time: a hundred masks of a large photograph at once take gigabytes.
         pasted = paste_masks_in_image(masks[row : row + 1], boxes[row : row + 1], (image.height, image.width))[0, 0]
         rle = coco_mask.encode(np.asfortranarray((pasted > MASK_THRESHOLD).numpy().astype(np.uint8)))
         rle = {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
-        label, score = int(result["labels"][row]), float(result["scores"][row])
-        detections.append(Detection(number, label, score, (x1, y1, x2 - x1, y2 - y1), rle))
+        detections.append(Detection(number, labels[row], scores[row], (x1, y1, x2 - x1, y2 - y1), rle))
     return detections
 
 

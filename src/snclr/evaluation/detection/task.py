@@ -17,13 +17,14 @@ from torchvision.models.detection import MaskRCNN
 
 from snclr.checkpoint import state
 from snclr.checkpoint.format import Checkpoint
-from snclr.distributed.collectives import all_gather, all_reduce_sum
+from snclr.distributed.collectives import all_gather_ints, all_reduce_sum
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.evaluation.detection.batches import DetectionSteps, StepSamples, read_items
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.model import loss_counts, training_inputs
 from snclr.evaluation.detection.settings import DetectSettings, learning_rate
+from snclr.runtime.device import to_device
 from snclr.train.trainer import TrainTask, check_finite
 
 
@@ -71,8 +72,8 @@ class DetectionTask(TrainTask[StepSamples]):
 
     def step(self, batch: StepSamples, *, log: bool) -> dict[str, Any]:
         """Run one step: learning rate, forward, non-finite check, backward, update."""
-        sizes = torch.tensor([[s.image.shape[1], s.image.shape[2]] for s in batch.samples])
-        height, width = all_gather(sizes.to(self.fabric.device)).amax(0).tolist()
+        local = [max(s.image.shape[side] for s in batch.samples) for side in (1, 2)]
+        height, width = (max(sides) for sides in zip(*all_gather_ints(local), strict=True))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(batch.step, self.settings)
         losses = self.wrapped(*training_inputs(self.model, batch.samples, self.fabric.device, (height, width)))
@@ -84,7 +85,7 @@ class DetectionTask(TrainTask[StepSamples]):
         self.wrapped_optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss)
         self.wrapped_optimizer.step()
-        return {"loss": float(mean_loss)}
+        return {"loss": float(mean_loss)} if log else {}
 
     def _global_loss(self, losses: dict[str, Tensor]) -> Tensor:
         """Return this rank's loss; its mean over the ranks is the loss of the global batch.
@@ -92,7 +93,7 @@ class DetectionTask(TrainTask[StepSamples]):
         Each loss is a mean over the anchors or regions of one rank, so it is weighted by their number.
         """
         counts = loss_counts(self.model)
-        local_counts = torch.tensor([float(counts[name]) for name in losses], device=self.fabric.device)
+        local_counts = to_device(torch.tensor([float(counts[name]) for name in losses]), self.fabric.device)
         total = all_reduce_sum(local_counts.clone()).clamp(min=1)
         return (torch.stack(list(losses.values())).float() * local_counts / total).sum() * self.fabric.world_size
 

@@ -60,7 +60,7 @@ def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, s
     else:
         tag, share = f"{match[1]}pct", Fraction(match[1]) / 100
         if not 0 < share <= 1:
-            raise UserError(f"labels {given} is not a share of the images; give more than 0% and at most 100%")
+            raise UserError(f"--labels {given} is not a share of the images; give more than 0% and at most 100%")
         index = known[balanced_subset(labels[known], share, seed)]
         description = f"{match[1]}% of the labels ({count(len(index), 'image')}, class-balanced, seed {seed})"
     return LabeledSubset(index, [_line(dataset.key(i)) for i in index.tolist()], tag, description, share)
@@ -93,7 +93,7 @@ def read_list(path: Path, dataset: ImageDataset) -> Ids:
     """
     if not path.is_file():
         raise UserError(
-            f"labels {str(path)!r} is neither a share such as 1% or 10% nor a file with one image name per line"
+            f"--labels {str(path)!r} is neither a share such as 1% or 10% nor a file with one image name per line"
         )
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()

@@ -24,7 +24,7 @@ from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.data.splits import Subset
-from snclr.errors import UserError, count
+from snclr.errors import UserError, count, similar_path
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.index import Hits, find_similar
 from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
@@ -206,7 +206,8 @@ def open_queries(text: str | Path, *datasets: ImageDataset | None) -> ImageDatas
         if index is not None:
             return Subset(dataset, np.array([index], dtype=np.int64))
     names = f", and {searched[0].name} has no image with that key" if searched else ""
-    raise UserError(f"there is no file or folder {text}{names}. Give an image file or a folder of images")
+    hint = similar_path(path)
+    raise UserError(f"there is no file or folder {text}{hint}{names}. Give an image file or a folder of images")
 
 
 def training_images(run: str | Path, data: str) -> tuple[ImageDataset | None, str | None]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,19 +14,19 @@ from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.gallery import (
     Gallery,
     Queries,
     describe_purity,
     neighbor_purity,
-    neighbor_rows,
     open_queries,
     purity_chance,
 )
 from snclr.evaluation.retrieval.results import NeighborRow, NeighborsResult
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
+from snclr.evaluation.retrieval.training_weights import describe_weights, rank_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
 
@@ -66,19 +67,20 @@ def find_neighbors(
             gallery = _open_gallery(session, space, dataset, candidates)
         queries = [whole.take(pick_queries(whole.y2, max(rows, MAX_QUERIES), seed=seed))]
         total, source = len(whole.y2.ids), f" of {dataset.name}, seed {seed}"
-    table = [(each.dataset, row) for each in queries for row in neighbor_rows(each, gallery, k, weigh=space.weigh)[0]]
+    table = [(each.dataset, row) for each in queries for row in rank_as_trained(each, gallery, k, space)]
     purity = neighbor_purity([row for _, row in table])
     chance = purity_chance([row for _, row in table], gallery)
-    count = f"{len(table):,}" + (f" of the {total:,}" if total > len(table) else "")
+    shown = f"{len(table):,} of the {total:,} query images" if total > len(table) else count(len(table), "query image")
     protocol = (
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
-        f"own neighbor; center crops; {count} query images{source}"
+        f"own neighbor; center crops; {shown}{source}"
     )
+    weights = describe_weights(space)
     drawn = table if images else table[:rows]
     name = f"neighbors-{Path(images[0]).stem}.png" if images else "neighbors.png"
     figure = RunDir(session.run).figures / name if out is None else Path(out)
     if session.is_rank_zero:
-        _write(figure, drawn, gallery, protocol, purity, draw)
+        _write(figure, drawn, gallery, {"protocol": protocol, "weights": weights, "neighbor_purity": purity}, draw)
     if not images and any(share is not None for share in purity):
         numbers = {f"neighbor_purity_at_{rank}": share for rank, share in enumerate(purity, start=1)}
         session.record("neighbors", numbers, protocol, n=len(table), chance=chance)
@@ -88,6 +90,7 @@ def find_neighbors(
         chance=chance,
         purity_description=describe_purity(gallery, chance),
         queries=len(table),
+        weights=weights,
         protocol=protocol,
         skipped=[skip for each in queries for skip in each.y2.skipped],
         figure=str(figure),
@@ -131,15 +134,17 @@ def _open_gallery(
 
 
 def _write(
-    figure: Path, table: list[tuple[ImageDataset, NeighborRow]], gallery: Gallery, protocol: str,
-    purity: list[float | None], draw: DrawRows,
+    figure: Path, table: list[tuple[ImageDataset, NeighborRow]], gallery: Gallery, facts: dict[str, Any],
+    draw: DrawRows,
 ) -> None:  # fmt: skip
+    """Draw the figure and write its rows and `facts` as JSON beside it."""
+
     def load_query(number: int) -> RGBImage:
         dataset, row = table[number]
         return dataset.load(row.index)
 
     figure.parent.mkdir(parents=True, exist_ok=True)
     numbered = [replace(row, index=number) for number, (_, row) in enumerate(table[:MAX_ROWS])]
-    draw(numbered, load_query, gallery.load, figure)
-    content = {"protocol": protocol, "neighbor_purity": purity, "rows": [asdict(row) for _, row in table]}
+    draw(numbered, load_query, gallery.load, figure, show="cosine" if facts["weights"] is None else "w")
+    content = {**facts, "rows": [asdict(row) for _, row in table]}
     write_atomic(figure.with_suffix(".json"), json.dumps(content, indent=1, ensure_ascii=False) + "\n")

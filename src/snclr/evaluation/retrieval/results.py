@@ -20,7 +20,7 @@ class Neighbor:
     """Index in the gallery's dataset."""
     cosine: float
     w: float
-    """Positiveness (Eq. 4); the largest of a row is 1."""
+    """Positiveness (Eq. 4), as in training for a run of SNCLR; otherwise the largest of a row is 1."""
     label: str | None = None
     same_class: bool | None = None
     """None if either label is unknown."""
@@ -83,6 +83,8 @@ class NeighborsResult(Result):
     purity_description: str
     """What is compared with what."""
     queries: int
+    weights: str | None
+    """How w is computed; None if the run's loss has no w."""
     protocol: str
     skipped: list[Skip]
     figure: str

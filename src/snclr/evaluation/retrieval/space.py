@@ -21,7 +21,7 @@ from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
 from snclr.train.load_run import load_trained_method
 
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K) with a row maximum of 1."""
+"""Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
     method, config = load_trained_method(run, torch.device(device))
     criterion = getattr(method, "criterion", None)
     if isinstance(criterion, SoftNeighborLoss):
-        weigh = functools.partial(weigh_as_trained, criterion, gamma="max")
+        weigh = functools.partial(weigh_as_trained, criterion, gamma=criterion.config.gamma)
         return EmbeddingSpace(
             method.target_network, nn.Sequential(method.encoder, method.projector), "y2", weigh, criterion.queue,
             config.image_size, _describe(criterion), criterion,

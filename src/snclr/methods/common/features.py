@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,10 @@ def l2_normalize(features: Tensor) -> Tensor:
 
 def autocast_disabled(features: Tensor) -> AbstractContextManager[object]:
     """Disable autocast on the device of `features`: cosines and their exponentials need float32."""
-    return torch.autocast(device_type=features.device.type, enabled=False)
+    device_type = features.device.type
+    if not torch.amp.is_autocast_available(device_type):  # such as "meta", which has shapes only
+        return nullcontext()
+    return torch.autocast(device_type=device_type, enabled=False)
 
 
 def negative_cosine(z: Tensor, y: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Exact top-k and log-sum-exp without a full similarity matrix in memory, pairs of equal ids, and counts.
 
-`topk` works on blocks of rows (about 128 MB), `logsumexp` on tiles of rows and keys (8 MB). Up to rounding they equal
-the plain expression in their docstring.
+`topk` works on blocks of rows (about 128 MB), `logsumexp` on tiles of rows and keys (8 MB on a CPU). Up to
+rounding they equal the plain expression in their docstring.
 
 Shapes: N queries, M keys, D features, K neighbors, U selected keys, T keys per tile.
 """
@@ -21,9 +21,10 @@ _TOPK_BUFFER = 2**25
 _TOPK_MIN_ROWS = 16
 # Columns per block of the two-level top-k: narrow blocks leave fewer candidates, wide blocks fewer block maxima.
 _TOPK_BLOCK = 64
-# Rows and keys per tile of `logsumexp` (8 MB in float32).
-_LSE_ROWS = 1024
-_LSE_KEYS = 2048
+# Rows and keys per tile of `logsumexp`: 8 MB in float32, which fits a CPU's cache. A GPU computes fewer, larger tiles
+# (128 MB), because every operation on a tile is a kernel to launch.
+_LSE_TILE = {"cpu": (1024, 2048)}
+_LSE_GPU_TILE = (1024, 32768)
 
 
 def topk(
@@ -124,11 +125,13 @@ class Keys:
     count: Tensor | None = None  # (U,) multiplicity in the sum; default: 1
     exclude: Tensor | None = None  # (N, E) positions in U that row n leaves out; -1: none
 
+    def __len__(self) -> int:
+        return len(self.keys) if self.index is None else len(self.index)
+
     def tiles(self, size: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor | None]]:
         """Yield start, keys (T, D) and log counts (T,) tile by tile; indexed keys are copied one tile at a time."""
-        total = len(self.keys) if self.index is None else len(self.index)
-        for start in range(0, total, size):
-            tile = slice(start, min(start + size, total))
+        for start in range(0, len(self), size):
+            tile = slice(start, min(start + size, len(self)))
             keys = self.keys[tile] if self.index is None else self.keys.index_select(0, self.index[tile])
             yield start, keys.to(dtype), None if self.count is None else self.count[tile].to(dtype).log()
 
@@ -164,11 +167,13 @@ class _StreamingLogSumExp(torch.autograd.Function):
         maximum = scaled.new_full((len(z), 1), -torch.inf)
         total = scaled.new_zeros(len(z), 1)
         weighted_sum = torch.zeros_like(scaled) if wants_gradient else None
-        buffer = scaled.new_empty(min(_LSE_ROWS, len(z)), _LSE_KEYS)
+        tile_rows, tile_keys = _LSE_TILE.get(z.device.type, _LSE_GPU_TILE)
+        longest = max(len(key_set) for key_set in key_sets)
+        buffer = scaled.new_empty(min(tile_rows, len(z)), min(tile_keys, longest))
         for key_set in key_sets:
-            for first, keys, log_count in key_set.tiles(_LSE_KEYS, z.dtype):
-                for start in range(0, len(z), _LSE_ROWS):
-                    rows = slice(start, min(start + _LSE_ROWS, len(z)))
+            for first, keys, log_count in key_set.tiles(tile_keys, z.dtype):
+                for start in range(0, len(z), tile_rows):
+                    rows = slice(start, min(start + tile_rows, len(z)))
                     logits = buffer[: rows.stop - rows.start, : len(keys)]
                     if log_count is None:
                         torch.mm(scaled[rows], keys.T, out=logits)

@@ -58,7 +58,7 @@ class PIRL(Method):
         """Return the loss of the images (view 1) and of the patches (view 2)."""
         c = self.config
         patches = cut_grid(views[1], ids, seed=self.bank.seed, epoch=epoch, view=1)
-        jigsaw = self.patch_projector(self.encoder(patches))
+        jigsaw = self.patch_projector(self.encode(patches))
         (image,) = self.project(views[:1])
         with autocast_disabled(image):
             f, g = l2_normalize(image), l2_normalize(jigsaw)

@@ -49,7 +49,7 @@ class MaskedMethod(Method):
         prefix = torch.arange(self.prefix, device=patches.device).expand(len(patches), -1)
         return torch.cat([prefix, patches + self.prefix], dim=1)
 
-    def encode(self, images: Tensor, patches: Tensor) -> Tensor:
+    def encode_patches(self, images: Tensor, patches: Tensor) -> Tensor:
         """Encode some patches (N, n) of the images, without the others: tokens (N, P + n, C) before pooling."""
         tokens: Tensor = self._masked_vit[0].encode(images, idx_keep=self.token_index(patches))
         return tokens

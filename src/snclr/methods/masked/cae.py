@@ -93,8 +93,8 @@ class CAE(MaskedMethod):
         images = views[0]
         mask = block_masks(self.seed, epoch, ids, self.grid, self.visible)
         with torch.no_grad():
-            target = self.normed(self.encode(images, mask.masked)[:, self.prefix :])
-        tokens = self.encode(images, mask.visible)
+            target = self.normed(self.encode_patches(images, mask.masked)[:, self.prefix :])
+        tokens = self.encode_patches(images, mask.visible)
         predicted, features = self.predict_masked(self.normed(tokens[:, self.prefix :]), mask)
         with autocast_disabled(predicted):
             prediction = self.prediction_loss(at_least_float32(predicted), self.pixels(images, mask.masked))

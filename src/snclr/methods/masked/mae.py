@@ -55,7 +55,7 @@ class MAE(MaskedMethod):
 
         images = views[0]
         mask = random_masks(self.seed, epoch, ids, self.patches, self.visible)
-        tokens = self.encode(images, mask.visible)
+        tokens = self.encode_patches(images, mask.visible)
         predicted = self.decode(self.normed(tokens), mask)
         with autocast_disabled(predicted):
             target = self.pixels(images, mask.masked)

@@ -271,35 +271,48 @@ class SoftNeighborLoss(nn.Module):
         neighbors are then for the metrics only. `same_view` (N, D), the target projections of view 1, is needed for
         negatives "both-views". `all_gather` concatenates a tensor over all ranks.
         """
-        c = self.config
+        sides = self.config.sides if use_neighbors else "neither"
         with autocast_disabled(z1):
-            dtype = torch.promote_types(z1.dtype, torch.float32)
-            y1, z1, y2 = (F.normalize(y.to(dtype), dim=1) for y in (y1, z1, y2.detach()))
-            candidates = self.queue.candidates
+            y1, z1, y2 = (l2_normalize(y) for y in (y1, z1, y2.detach()))
             neighbors = self.search(y2, ids) if neighbors is None else neighbors
-            if len(candidates) == 0:
-                w = torch.zeros_like(neighbors.similarity)
-            else:
-                query = y1 if c.attention_gradient else y1.detach()
-                w = self.positiveness(query, candidates[neighbors.index.clamp(min=0)].to(dtype), neighbors.mask)
-            extra_negatives = None
-            if c.negatives == "both-views":
-                if same_view is None:
-                    raise UserError("negatives 'both-views' needs same_view, the target projections of view 1")
-                extra_negatives = same_view_keys(
-                    all_gather(F.normalize(same_view.to(dtype), dim=1)), rank_and_size()[0], len(z1)
-                )
-            sides = c.sides if use_neighbors else "neither"
-            logits = neighbor_logits(
-                z1, y2, candidates, neighbors.index, tau=c.temperature, sides=sides, pull=self.raises_weights,
-                batch_y2=all_gather(y2), batch_index=all_gather(neighbors.index), same_view=extra_negatives,
-            )  # fmt: skip
-            rows, w, pulled = weighted_loss(logits, w, form=c.loss_form, sides=sides, pull=self.raises_weights)
-            loss = rows.mean()
-            if c.attention == "linear":
-                # On several ranks, f1 and f2 need a gradient even in a step that does not use them.
-                loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
+            w = self.weights(y1, neighbors)
+            logits = self.logits(z1, y2, neighbors.index, sides, same_view, all_gather)
+            return self.combine(logits, w, neighbors, sides)
+
+    def weights(self, y1: Tensor, neighbors: Neighbors) -> Tensor:
+        """Return the positiveness w (N, K) of the neighbors of normalized y1 (N, D)."""
+        candidates = self.queue.candidates
+        if len(candidates) == 0:
+            return torch.zeros_like(neighbors.similarity)
+        query = y1 if self.config.attention_gradient else y1.detach()
+        return self.positiveness(query, candidates[neighbors.index.clamp(min=0)].to(y1.dtype), neighbors.mask)
+
+    def combine(self, logits: NeighborLogits, w: Tensor, neighbors: Neighbors, sides: str) -> SoftNeighborOutput:
+        """Return the mean loss of the rows from their logits and weights."""
+        c = self.config
+        rows, w, pulled = weighted_loss(logits, w, form=c.loss_form, sides=sides, pull=self.raises_weights)
+        loss = rows.mean()
+        if c.attention == "linear":
+            # On several ranks, f1 and f2 need a gradient even in a step that does not use them.
+            loss = loss + 0 * sum(parameter.sum() for parameter in self.parameters())
         return SoftNeighborOutput(loss * 2 * c.temperature if c.times_2tau else loss, neighbors, w.detach(), pulled)
+
+    def logits(
+        self, z1: Tensor, y2: Tensor, index: Tensor, sides: str, same_view: Tensor | None,
+        all_gather: Callable[[Tensor], Tensor],
+    ) -> NeighborLogits:  # fmt: skip
+        """Return the logits of normalized z1 and y2 with y2, the neighbors `index` and the negatives of all ranks."""
+        c = self.config
+        extra_negatives = None
+        if c.negatives == "both-views":
+            if same_view is None:
+                raise UserError("negatives 'both-views' needs same_view, the target projections of view 1")
+            batch = all_gather(F.normalize(same_view.to(z1.dtype), dim=1))
+            extra_negatives = same_view_keys(batch, rank_and_size()[0], len(z1))
+        return neighbor_logits(
+            z1, y2, self.queue.candidates, index, tau=c.temperature, sides=sides, pull=self.raises_weights,
+            batch_y2=all_gather(y2), batch_index=all_gather(index), same_view=extra_negatives,
+        )  # fmt: skip
 
     def search(self, query: Tensor, ids: Tensor, *, own_entries: Pairs | None = None) -> Neighbors:
         """Return the K nearest entries of the queue for each feature (N, D) of images `ids` (N,) (Eq. 3).

@@ -11,20 +11,20 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import MomentumMethod, StepOutput
-from snclr.methods.common.features import l2_normalize
-from snclr.methods.common.queue import NeighborQueue
+from snclr.methods.base import StepOutput, TwoWayMethod
+from snclr.methods.common.features import autocast_disabled, l2_normalize
+from snclr.methods.common.queue import NeighborQueue, Neighbors
 from snclr.methods.config import SNCLRConfig
-from snclr.methods.snclr.loss import SoftNeighborLoss
+from snclr.methods.snclr.loss import SoftNeighborLoss, SoftNeighborOutput
 
 
-class SNCLR(MomentumMethod):
+class SNCLR(TwoWayMethod):
     """The total loss is loss(view 1 → 2) + loss(view 2 → 1)."""
 
     config: SNCLRConfig
@@ -45,34 +45,29 @@ class SNCLR(MomentumMethod):
     @torch.no_grad()
     def _target_features(self, views: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the target projections (N, D) of each view, and the features by which it is searched."""
-        encoded = [self.momentum_encoder(view) for view in views]
+        encoded = [self.encode_target(view) for view in views]
         projected = [self.momentum_projector(features) for features in encoded]
         return projected, encoded if self.config.search_space == "encoder" else projected
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of both directions. With search_view "plain", the third view is the plain one."""
+    def losses(
+        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
+    ) -> Generator[Tensor, None, StepOutput]:
+        """Yield the loss of each direction. With search_view "plain", the third view is the plain one."""
         c = self.config
-        # Lists over views: y1 and z1 of direction a are online[a] and predicted[a]; its y2 is target[b].
         target, search = self._target_features(views)
-        online = self.project(views[:2])
-        predicted = self.predict(online)
-
         if c.search_view == "plain":
             found = [self.criterion.search(search[2], ids)] * 2
         else:
             own = None if c.unique_neighbors else self.queue.own_entries(ids)
             found = [self.criterion.search(search[b], ids, own_entries=own) for b in (1, 0)]
-        one_to_two, two_to_one = (
-            self.criterion(
-                online[a], predicted[a], target[b], ids, neighbors=found[a],
-                use_neighbors=epoch >= c.neighbor_free_epochs, same_view=target[a], all_gather=all_gather,
-            )
-            for a, b in ((0, 1), (1, 0))
-        )  # fmt: skip
-        pushed = [2] if c.search_view == "plain" else [1, 0] if c.push == "both" else [1]
-        self._to_push = torch.cat([all_gather(target[v]) for v in pushed]), all_gather(ids).repeat(len(pushed))
-        if c.search_space == "encoder":
-            self._to_push += (torch.cat([all_gather(search[v]) for v in pushed]),)
+        outputs: list[SoftNeighborOutput] = []
+        for a, b in ((0, 1), (1, 0)):
+            use_neighbors = epoch >= c.neighbor_free_epochs
+            output = self.direction(views[a], target[b], found[a], target[a], use_neighbors)
+            yield output.loss
+            outputs.append(output._replace(loss=output.loss.detach()))
+        self._push_later(target, search, ids)
+        one_to_two, two_to_one = outputs
         neighbor_ids, neighbor_ages = self.queue.ids_and_ages(one_to_two.neighbors)
         other_ids = None if c.search_view == "plain" else self.queue.ids_and_ages(found[1])[0]
         return StepOutput(
@@ -85,3 +80,32 @@ class SNCLR(MomentumMethod):
             positiveness=one_to_two.w,
             pulled=None if one_to_two.pulled is None else one_to_two.pulled.to(one_to_two.w.dtype),
         )
+
+    def direction(
+        self, view: Tensor, y2: Tensor, neighbors: Neighbors, same_view: Tensor, use_neighbors: bool
+    ) -> SoftNeighborOutput:
+        """Return the loss of a view with the target projections y2 of the other and its neighbors.
+
+        These are the steps of `SoftNeighborLoss.forward`, called here so that a compiled direction breaks only once.
+        """
+        criterion = self.criterion
+        sides = criterion.config.sides if use_neighbors else "neither"
+        y1 = self.project([view])[0]
+        z1 = self.predict([y1])[0]
+        with autocast_disabled(z1):
+            y1, z1, y2 = (l2_normalize(y) for y in (y1, z1, y2))
+            w = criterion.weights(y1, neighbors)
+            logits = criterion.logits(z1, y2, neighbors.index, sides, same_view, all_gather)
+            return criterion.combine(logits, w, neighbors, sides)
+
+    def leave_kernels_out(self) -> None:
+        """Leave out the search and the logits, whose shapes depend on the selected neighbors."""
+        self.criterion.logits = torch.compiler.disable(self.criterion.logits)  # type: ignore[method-assign,no-untyped-call]
+
+    def _push_later(self, target: list[Tensor], search: list[Tensor], ids: Tensor) -> None:
+        """Keep what `after_step` pushes into the queue: features of all ranks."""
+        c = self.config
+        pushed = [2] if c.search_view == "plain" else [1, 0] if c.push == "both" else [1]
+        self._to_push = torch.cat([all_gather(target[v]) for v in pushed]), all_gather(ids).repeat(len(pushed))
+        if c.search_space == "encoder":
+            self._to_push += (torch.cat([all_gather(search[v]) for v in pushed]),)

@@ -1,0 +1,86 @@
+"""Run the checks one after another; an error in a check is a failed row."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from snclr.diagnostics.host_waits import check_host_waits
+from snclr.diagnostics.kernels import check_kernels
+from snclr.diagnostics.machine import check_machine
+from snclr.diagnostics.memory import check_memory
+from snclr.diagnostics.methods import check_methods, check_overflow
+from snclr.diagnostics.results import CheckRow, DoctorResult, verdict
+from snclr.diagnostics.runs import check_ranks, check_resume
+from snclr.diagnostics.setup import Setup
+from snclr.diagnostics.speed import check_compile, check_speed
+from snclr.errors import UserError, did_you_mean, first_line
+from snclr.recipes import get_recipe
+from snclr.runtime.device import pick_device
+from snclr.runtime.progress import set_status
+from snclr.runtime.stop import StopRequested
+
+CHECKS: dict[str, Callable[[Setup], Iterator[CheckRow]]] = {
+    "machine": check_machine,
+    "kernels": check_kernels,
+    "methods": check_methods,
+    "overflow": check_overflow,
+    "host waits": check_host_waits,
+    "resume": check_resume,
+    "ranks": check_ranks,
+    "memory": check_memory,
+    "speed": check_speed,
+    "compile": check_compile,
+}
+"""The groups of checks by name, in the order in which they run."""
+ERROR_ADVICE = "Train with --device cpu until this works; if the message does not help, please report it."
+
+
+def diagnose(
+    *, device: str = "auto", devices: str = "auto", recipe: str | None = None, only: Sequence[str] = (),
+    quick: bool = False,
+) -> DoctorResult:  # fmt: skip
+    """Run the groups of checks in `only`, by default all, on one device and on several ranks."""
+    for name in only:
+        if name not in CHECKS:
+            raise UserError(f"there is no check {name!r}{did_you_mean(name, CHECKS)}; choose from {', '.join(CHECKS)}")
+    device = pick_device(device)
+    kind = device.partition(":")[0]
+    recipe = recipe or ("resnet50-imagenet" if kind == "cuda" else "demo")
+    get_recipe(recipe)
+    start, rows = time.monotonic(), []
+    with tempfile.TemporaryDirectory(prefix="snclr-doctor-") as folder:
+        setup = Setup(device, count_ranks(kind, devices), recipe, quick, Path(folder))
+        for group in only or CHECKS:
+            set_status(f"checking {group}")
+            rows += run_group(group, setup)
+    return DoctorResult(device, tuple(rows), time.monotonic() - start)
+
+
+def run_group(group: str, setup: Setup) -> list[CheckRow]:
+    """Return the rows of a group; an error ends it with a failed row."""
+    rows: list[CheckRow] = []
+    try:
+        rows.extend(CHECKS[group](setup))
+    except StopRequested:
+        raise
+    except Exception as error:
+        value = f"{type(error).__name__}: {first_line(error)}"
+        rows.append(verdict(group, "error", False, value=value, limit="no error", advice=ERROR_ADVICE))
+    return rows
+
+
+def count_ranks(kind: str, devices: str) -> int:
+    """Return the ranks of the check of several ranks; auto: every GPU, or two on a CPU."""
+    gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    if devices == "auto":
+        return {"cuda": gpus, "cpu": 2}.get(kind, 1)
+    if not devices.isdigit() or int(devices) < 1:
+        raise UserError(f"devices must be auto or a number of at least 1, not {devices!r}")
+    if kind == "cuda" and int(devices) > gpus:
+        raise UserError(f"devices is {devices}, but this machine has {gpus} GPUs. Give at most {gpus}.")
+    return int(devices)

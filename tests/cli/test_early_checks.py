@@ -1,0 +1,106 @@
+"""Bad values and typed paths are reported before torch is imported, so also at once when the output is piped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snclr.data.datasets.base import check_spec, open_dataset
+from snclr.errors import UserError, similar_path
+
+MISTAKES = {
+    "pretrain --data {images} --out {tmp}/r --epochs 0": "--epochs must be a whole number (at least 1), not 0",
+    "pretrain --data {images} --out {tmp}/r --encoder-size 3": "Unknown option",
+    "pretrain --data {images}": "out is missing",
+    "pretrain --out {tmp}/r": "data is missing",
+    "pretrain --data {typo} --out {tmp}/r": "(did you mean '{images}'?)",
+    "pretrain --data {images} --out {run}": "already contains a run",
+    "pretrain --data {images} --out {images}": "not a run of snclr",
+    "pretrain --resume --out {run}x": "there is no run to resume in {run}x (did you mean '{run}'?)",
+    "pretrain --resume": "--out is missing",
+    "pretrain --resume --out {run} --epochs 9": "has --epochs 2, not --epochs 9",
+    "pretrain --data {images} --out {tmp}/r --batch-size 700": "fewer than one batch of 700",
+    "pretrain --data {images} --out {tmp}/r --neighbors 300": "--neighbors 300 must be below the number of images",
+    "pretrain --data {images}/red/red_1.png --out {tmp}/r": "is a single image",
+    "pretrain --data {images} --out {tmp}/r --config none.yaml": "there is no settings file none.yaml",
+    "plan --data {typo}": "(did you mean '{images}'?)",
+    "plan --data {images} --steps 0": "--steps must be at least 1",
+    "plan --data {images} --batch-size 700": "700",
+    "plan --data {images} --neighbors 300": "--neighbors 300 must be below the number of images",
+    "knn {run}x": "(did you mean '{run}'?)",
+    "knn {run} --k 0": "--k must be at least 1, not 0",
+    "knn {run} --temperature 0": "--temperature must be above 0, not 0",
+    "knn {run} --data {typo}": "(did you mean '{images}'?)",
+    "knn {run} --test {typo}": "(did you mean '{images}'?)",
+    "linear {run} --epochs 0": "--epochs must be at least 1, not 0",
+    "linear {run} --lr -1": "--lr must be above 0, not -1",
+    "finetune {run} --batch-size 0": "--batch-size must be at least 1, not 0",
+    "fewshot {run} --draws 0": "--draws must be at least 1, not 0",
+    "neighbors {run} --rows 0": "--rows must be at least 1, not 0",
+    "neighbors {run} --candidates {typo}": "(did you mean '{images}'?)",
+    "neighbors {run} --out figure.pdf": "must end in .png",
+    "search {run} a.jpg --k 0": "--k must be at least 1, not 0",
+    "explain {run} a.jpg --out figure.pdf": "must end in .png",
+    "embed {run} --out a.npy --batch-size 0": "--batch-size must be at least 1, not 0",
+    "report {run}x": "(did you mean '{run}'?)",
+    "export {run} --to tim": "there is no format 'tim' (did you mean 'timm'?)",
+    "knn {runs}": "{runs} is a folder of runs. Give one of them: run.",
+    "export {run}x --to timm": "(did you mean '{run}'?)",
+    "explore {run} --gallery {typo}": "(did you mean '{images}'?)",
+    "curate {run} --out {tmp}/l.txt --number 0": "--number must be at least 1, not 0",
+}
+
+
+def test_mistakes_are_reported_without_torch(run, images, tmp_path):
+    """One process for all of them: the first that imports torch is named."""
+    names = {
+        "images": images,
+        "run": run,
+        "runs": run.parent,
+        "tmp": tmp_path,
+        "typo": images.with_name(images.name[1:]),
+    }
+    commands = [[part.format(**names) for part in command.split()] for command in MISTAKES]
+    code = (
+        "import contextlib, io, json, sys\n"
+        "from snclr.cli.main import main\n"
+        "for argv in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stderr(io.StringIO()) as error:\n"
+        "        code = main(argv)\n"
+        "    print(json.dumps([code, 'torch' in sys.modules, error.getvalue()]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True, timeout=280, check=True
+    )
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    for command, message, (exit_code, has_torch, error) in zip(MISTAKES, MISTAKES.values(), outcomes, strict=True):
+        assert exit_code == 2, (command, error)
+        assert message.format(**names) in error, (command, error)
+        assert not has_torch, command
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("my-fotos", "my-photos"), ("my-photos/trian", "my-photos/train"), ("my-fotos/train", "my-photos/train")],
+)
+def test_a_misspelled_folder_is_suggested(typed, found, tmp_path, monkeypatch):
+    (tmp_path / "my-photos" / "train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert similar_path(Path(typed)) == f" (did you mean {found!r}?)"
+    for opening in (open_dataset, check_spec):
+        with pytest.raises(UserError, match=f"no dataset found for '{typed}' .did you mean '{found}'"):
+            opening(typed)
+
+
+def test_nothing_is_suggested_for_a_path_that_is_like_no_other(tmp_path):
+    (tmp_path / "my-photos").mkdir()
+    assert similar_path(tmp_path / "zzz") == similar_path(tmp_path / "my-photos") == ""
+
+
+@pytest.mark.parametrize(
+    "spec", ["demo", "demo#fit", "CIFAR10", "hf:owner/name", "shards/{000..003}.tar", "s3://bucket/a.tar"]
+)
+def test_names_and_addresses_are_not_looked_up(spec):
+    check_spec(spec)
