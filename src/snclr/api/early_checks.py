@@ -1,6 +1,6 @@
 """Checks of paths and numbers that need no torch: a typo is reported before seconds of imports.
 
-The functions that do the work check again. In a job of several processes only they check, since their errors end all
+The functions that do the work check again. In a job of several ranks only they check, since their errors end all
 ranks.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def check_run_and_data(run: str | Path, *data: str | Path | None) -> None:
     """Raise UserError if there is no run, or if nothing is found for data that was given."""
-    if _is_one_of_several():
+    if _has_other_ranks():
         return
     from snclr.checkpoint.run_dir import open_run
 
@@ -31,7 +31,7 @@ def check_run_and_data(run: str | Path, *data: str | Path | None) -> None:
 
 def check_data(*data: str | Path | None) -> None:
     """Raise UserError if nothing is found for data that was given."""
-    if not _is_one_of_several():
+    if not _has_other_ranks():
         from snclr.data.datasets.base import check_spec
 
         for spec in data:
@@ -58,7 +58,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> No
 
     A run to resume has its own settings, of which only some may change.
     """
-    if _is_one_of_several():
+    if _has_other_ranks():
         return
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
     from snclr.train.config import require, resolve
@@ -94,7 +94,7 @@ def _check_local_images(config: PretrainConfig) -> None:
         steps_per_epoch(images, config.batch_size)
 
 
-def _is_one_of_several() -> bool:
-    """Return whether a launcher, or `--devices`, started this process beside others."""
+def _has_other_ranks() -> bool:
+    """Return whether a launcher, or `--devices`, started this process as one of several ranks."""
     sizes = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"))
     return STARTED_BY in os.environ or any(size != "1" for size in sizes)

@@ -33,8 +33,8 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.few_labels.subsets import LabeledSubset, choose_subset
+from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import FinetuneResult
-from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
