@@ -127,7 +127,7 @@ def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
 @pytest.mark.parametrize(
     ("purity", "pulled", "texts"),
     [
-        (0.9, 1.0, ["90%", "are likely to help"]),
+        (0.7, 1.0, ["70%", "may help", "--sides neither"]),
         (0.3, 1.0, ["30%", "not likely to help", "--search-view plain"]),
         (0.7, 0.4, ["70%", "--sides neither", "40%", "--gamma pull"]),
         (None, None, ["not known", "--sides neither"]),

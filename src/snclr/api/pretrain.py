@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from snclr.api.early_checks import check_pretrain
 from snclr.errors import UserError
 
-HELPFUL_PURITY, USELESS_PURITY = 0.8, 0.54
-"""Neighbors helped on COIL-100 at 80 to 98 % purity and did not on CIFAR-5 at 41 to 54 %; between, nothing is known."""
+USELESS_PURITY = 0.45
+"""At this neighbor purity and below, neighbors gained nothing on any data set of docs/results/neighbor-study.md."""
 
 if TYPE_CHECKING:
     from snclr.data.info import DatasetInfo
@@ -194,10 +194,11 @@ def neighbor_advice(purity: float | None, pulled: float | None) -> str:
     """Return a sentence about neighbors of this purity (None: unknown) and pulled share (None: not positives)."""
     if purity is None:
         advice = "Without labels the purity of the neighbors is not known; compare the run with --sides neither."
-    elif purity >= HELPFUL_PURITY:
-        advice = f"{purity:.0%} of the neighbors have the image's class: soft neighbors are likely to help."
     elif purity > USELESS_PURITY:
-        advice = f"{purity:.0%} of the neighbors have the image's class: compare the run with --sides neither."
+        advice = (
+            f"{purity:.0%} of the neighbors have the image's class: soft neighbors may help. Compare the run with"
+            " --sides neither, both with --temperature 0.2 and 0.4."
+        )
     else:
         advice = (
             f"{purity:.0%} of the neighbors have the image's class: soft neighbors are not likely to help. Try"

@@ -8,6 +8,7 @@ the labels and 30 on more, and a head initialized to zero. Only the batch size d
 from __future__ import annotations
 
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -38,7 +39,7 @@ from snclr.evaluation.results import FinetuneResult
 from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
-from snclr.io.atomic import explain_unwritable, write_atomic
+from snclr.io.atomic import explain_unwritable, fsync_path, write_atomic
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec, build_encoder
 from snclr.train.optim import scaled_lr
@@ -195,8 +196,8 @@ def evaluate_finetune(
             nonfinite=saved.folder.with_name(f"{saved.folder.name}-nonfinite.json"),
         )  # fmt: skip
     check_equal_across_ranks(lambda: subset.sha256, f"images in {labels}")
-    list_file = session.on_rank_zero(lambda: _write_list(session.run, subset, seed))
     with saved:
+        list_file = session.on_rank_zero(lambda: _write_list(session.run, subset, seed, saved.folder))
         weights = "new weights" if from_scratch else f"the weights of {session.run}"
         opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {count(settings.epochs, 'epoch')}"
         fit_task(
@@ -248,13 +249,18 @@ def evaluate_classifier(model: Classifier, classes: Tensor, session: Session, in
     return ClassifierScore(*top_accuracies(ranks, len(classes)), truth, unlabeled, tested.skipped)
 
 
-def _write_list(run: Path, subset: LabeledSubset, seed: int) -> Path:
-    """Write the names of the labeled images to the run directory; keep an existing list of other images."""
+def _write_list(run: Path, subset: LabeledSubset, seed: int, work: Path) -> Path:
+    """Write the names of the labeled images to the run directory; keep an existing list of other images.
+
+    The list is written in the folder `work` and moved, so that a kill leaves a partial file only there.
+    """
     path = run / f"finetune-{subset.tag}-seed{seed}.txt"
     with explain_unwritable(path, "copy the run to a directory you can write"):
         if path.is_file() and path.read_bytes() != subset.text.encode():
             path = path.with_name(f"finetune-{subset.tag}-seed{seed}-{subset.sha256[:8]}.txt")
-        write_atomic(path, subset.text)
+        write_atomic(work / path.name, subset.text)
+        os.replace(work / path.name, path)
+        fsync_path(path.parent)
     return path
 
 

@@ -113,7 +113,7 @@ STUDIES: dict[str, NamedStudy] = {
     "all-methods-small": NamedStudy(
         "all sixteen systems, supervised and untrained, on the demo images", "docs/results/all-methods.md", _ALL,
         settings={"data": "demo", "recipe": "demo", "epochs": 6},
-        tune=("lr=x0.5,x1,x2", "temperature=x0.5,x1/weight_decay=x1,x5"),
+        tune=("lr=x1,x3",),
     ),
 }  # fmt: skip
 
