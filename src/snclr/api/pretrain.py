@@ -11,7 +11,7 @@ from snclr.api.early_checks import check_pretrain
 from snclr.errors import UserError
 
 USELESS_PURITY = 0.45
-"""At this neighbor purity and below, neighbors gained nothing on any data set of docs/results/neighbor-study.md."""
+"""At this neighbor purity and below, neighbors gained nothing on any dataset of docs/results/neighbor-study.md."""
 
 if TYPE_CHECKING:
     from snclr.data.info import DatasetInfo
