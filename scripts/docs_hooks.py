@@ -104,7 +104,7 @@ def cli() -> str:
 
 
 def systems() -> str:
-    """The systems of the paper's tables: which tests cover them, the paper's figures, and official ones that differ."""
+    """The systems of the paper's tables: which tests cover them, the paper's results, and official ones that differ."""
     from snclr.studies.paper.systems import paper_systems
 
     tested = method_tests()
@@ -112,9 +112,8 @@ def systems() -> str:
     for system in paper_systems():
         covered = ["yes" if system.method in methods else "–" for methods in tested.values()]
         sources = dict.fromkeys(entry.source for entry in system.official)
-        official = "; ".join([*(entry.figure for entry in system.official), *sources])
-        name = f"`{system.flags}`" if system.available else f"`{system.flags}` (not available yet)"
-        rows.append((system.label, name, *covered, "; ".join(system.figures), official or "–"))
+        official = "; ".join([*(entry.result for entry in system.official), *sources])
+        rows.append((system.label, f"`{system.flags}`", *covered, "; ".join(system.reported), official or "–"))
     head = ("system", "flags", *tested, "in the paper", "official, if it differs")
     return _table(head, rows)
 

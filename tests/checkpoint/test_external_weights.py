@@ -296,6 +296,8 @@ def test_pretrained_without_a_network_or_without_weights_is_an_error(tmp_path, m
         read_weights("pretrained", RESNET)
     with pytest.raises(UserError, match="no pretrained weights of resnet10-tiny"):
         read_weights("pretrained", TINY)
+    with pytest.raises(UserError, match="no pretrained weights of vit4-tiny"):
+        read_weights("pretrained", resolve_encoder("vit4-tiny", image_size=32))
 
 
 def test_import_writes_a_folder_that_evaluations_take(tmp_path, capsys):

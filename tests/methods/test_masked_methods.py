@@ -145,11 +145,11 @@ def test_the_prediction_does_not_depend_on_the_masked_pixels(name):
             for number in numbers:
                 top, left = number // 3 * 4, number % 3 * 4
                 image[:, top : top + 4, left : left + 4] += change * torch.randn(3, 4, 4).double()
-        tokens = method.normed(method.encode_patches(changed, mask.visible))
+        tokens = method.last_norm(method.encode_patches(changed, mask.visible))
         if name == "mae":
             predictions.append(method.decode(tokens, mask))
         else:
-            predictions.append(method.predict_masked(tokens[:, method.prefix :], mask)[0])
+            predictions.append(method.predict_masked(tokens[:, method.prefix_tokens :], mask)[0])
     assert torch.equal(*predictions)
     assert predictions[0].shape == (2, 9 - method.visible, 48)
     assert (predictions[0][:, 0] - predictions[0][:, 1]).abs().max() > 1e-3  # but on the position
@@ -208,6 +208,8 @@ def test_settings_follow_the_papers():
     cae = resolve({"recipe": "vit-base-imagenet", "method": "cae", "batch_size": 2048})
     assert cae.lr * cae.batch_size / 256 == pytest.approx(1.5e-3)
     assert (cae.clip_gradient, cae.weight_decay, cae.beta2, cae.drop_path) == (3.0, 0.05, 0.999, 0.1)
+    lengths = (resolve({"recipe": "vit-base-imagenet", "method": "cae", "epochs": n}) for n in (300, 800, 1600))
+    assert [config.warmup_epochs for config in lengths] == [10, 20, 40]
     assert (cae.mask_ratio, cae.regressor_layers, cae.decoder_layers, cae.alignment_weight) == (0.5, 4, 4, 2.0)
     for config, crop in ((mae, 0.2), (cae, 0.08)):
         (view,) = view_settings(config)  # one view: crop and flip
@@ -313,8 +315,9 @@ def test_cae_stops_the_gradient_at_the_features_of_the_masked_patches():
     mask = mask_of(method, ids, 0)
     weight = method.encoder.patch_embed.proj.weight
     swapped = PatchMask(visible=mask.masked, masked=mask.visible)
-    target = method.normed(method.encode_patches(x, swapped.visible)[:, method.prefix :])
-    features = method.predict_masked(method.normed(method.encode_patches(x, mask.visible)[:, method.prefix :]), mask)[1]
+    target = method.last_norm(method.encode_patches(x, swapped.visible)[:, method.prefix_tokens :])
+    visible = method.last_norm(method.encode_patches(x, mask.visible)[:, method.prefix_tokens :])
+    features = method.predict_masked(visible, mask)[1]
     stopped, full = (
         torch.autograd.grad(F.mse_loss(features, part), weight, retain_graph=True)[0]
         for part in (target.detach(), target)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from snclr.data.transforms import rng
-from snclr.methods.common.hashing import hash_bits
-from snclr.methods.masked.masks import MASK, block_masks, random_masks
+from snclr.methods.common.hashing import MASK, hash_bits
+from snclr.methods.masked.masks import block_masks, random_masks
 
 GRID, PATCHES = 14, 196
 

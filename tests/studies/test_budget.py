@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from snclr.api.compare import compare
-from snclr.studies.conditions.budget import images_per_step, nearest_epochs, parse_budget
+from snclr.errors import UserError
+from snclr.studies.conditions.budget import images_seen_per_step, nearest_epochs, parse_budget
 from snclr.studies.records import Records
 from tests.studies.test_study import Workers, common, workers  # noqa: F401 (fixtures)
 
@@ -22,12 +23,12 @@ def trained(made: Workers, **wanted: object) -> dict[str, int]:
 
 
 def test_images_are_counted_by_the_pixels_of_all_views():
-    assert images_per_step({**DEMO, "batch_size": 10}) == 20
-    assert images_per_step({**DEMO, "batch_size": 10, "search_view": "plain"}) == 30
+    assert images_seen_per_step({**DEMO, "batch_size": 10}) == 20
+    assert images_seen_per_step({**DEMO, "batch_size": 10, "search_view": "plain"}) == 30
     local = {**DEMO, "method": "dino", "batch_size": 10, "local_crops": 4}
-    assert images_per_step({**local, "local_size": 16}) == 10 * (2 + 4 / 4)  # a quarter of the pixels of 32 × 32
+    assert images_seen_per_step({**local, "local_size": 16}) == 10 * (2 + 4 / 4)  # a quarter of the pixels of 32 × 32
     imagenet = {"recipe": "resnet50-imagenet", "method": "swav", "local_crops": 6, "batch_size": 7}
-    assert images_per_step(imagenet) == pytest.approx(7 * (2 + 6 * (96 / 224) ** 2))
+    assert images_seen_per_step(imagenet) == pytest.approx(7 * (2 + 6 * (96 / 224) ** 2))
 
 
 def test_epochs_are_the_nearest_whole_number():
@@ -55,6 +56,13 @@ def test_equal_images_give_fewer_epochs_to_methods_with_more_views(workers, comm
     assert line.endswith("snclr 6, snclr:search_view=plain 4, dino:local_crops=4,local_size=16 4")
     compare(methods=ROWS, seeds=1, budget="images=960", **common)  # 10 epochs of 3 steps of 16 images, twice
     assert list(trained(workers).values()) == [10, 7, 7]
+
+
+@pytest.mark.parametrize("budget", ["images", "seconds", "steps=12"])
+def test_a_study_of_costs_has_no_budget(budget, workers, common):  # noqa: F811
+    with pytest.raises(UserError, match=f"--budget {budget} is for trained rows"):
+        compare(study="table-6-cost", seeds=1, budget=budget, neighbors=3, **{**common, "encoder": "resnet10-tiny"})
+    assert not workers.started
 
 
 class Timed(Workers):

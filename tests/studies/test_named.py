@@ -1,4 +1,4 @@
-"""Named studies: rows and figures of the paper's tables, on little data with fake worker processes."""
+"""Named studies: rows and results of the paper's tables, on little data with fake worker processes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from snclr.api.compare import compare
 from snclr.api.lists import list_studies
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
-from snclr.methods import METHODS
 from snclr.studies.conditions.tuning import count_trials, parse_tune, row_trials
-from snclr.studies.paper import named
-from snclr.studies.paper.figures import DETECTION, OFFICIAL, SEMI, TABLES
-from snclr.studies.paper.named import STUDIES, is_small, missing_methods, study_measures, study_rows, study_settings
+from snclr.studies.paper.named import STUDIES, is_small, study_measures, study_rows, study_settings
+from snclr.studies.paper.reported import DETECTION, OFFICIAL, SEMI, TABLES
 from snclr.studies.runs import Evaluation, make_run
 from tests.helpers import tiny_coco
 from tests.studies.test_study import common, workers  # noqa: F401 (fixtures)
 
 IMAGENET = DatasetInfo("imagenet", 1_281_167, "abc", 1000, 0.001)
-PLANNED = {"moco", "pirl", "detco", "mae", "cae"}
-"""Methods of the paper's tables that may not be in the registry yet."""
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -34,7 +30,6 @@ def test_every_row_of_every_study_can_be_resolved(name):
         rows, _ = study_rows(study, settings, data)
         labels = [row.label for row in rows]
         assert len(set(labels)) == len(labels)
-        assert set(missing_methods(study)) <= PLANNED
         for row in rows:
             run = make_run(row, 0, settings, data="abc", evaluation=Evaluation())
             resolved = run.settings
@@ -42,18 +37,18 @@ def test_every_row_of_every_study_can_be_resolved(name):
             assert len(trials) == (0 if row.untrained else count_trials(parse_tune(study.tune)))
 
 
-def test_the_figures_are_those_of_the_tables():
+def test_the_reported_results_are_those_of_the_tables():
     by_label = {table.source: {s.label: s for s in table.systems} for table in TABLES}
-    assert by_label["Table 1 (a)"]["SNCLR"].figures[800]["linear"] == 75.3
-    assert by_label["Table 1 (a)"]["Barlow Twins"].figures == {400: {"linear": 72.5}, 800: {"linear": 73.2}}
-    assert by_label["Table 1 (b)"]["MoCo v3*"].figures[300]["linear"] == 72.5
-    assert by_label["Table 2 (a)"]["BYOL"].figures[800] == dict(zip(SEMI, (53.2, 68.8, 78.4, 89.0), strict=True))
-    assert by_label["Table 3"]["DetCo"].figures[200]["AP_mk"] == 34.4
-    # Every row of Table 3 has six figures; box AP50 is above box AP75, and that above mask AP75.
+    assert by_label["Table 1 (a)"]["SNCLR"].reported[800]["linear"] == 75.3
+    assert by_label["Table 1 (a)"]["Barlow Twins"].reported == {400: {"linear": 72.5}, 800: {"linear": 73.2}}
+    assert by_label["Table 1 (b)"]["MoCo v3*"].reported[300]["linear"] == 72.5
+    assert by_label["Table 2 (a)"]["BYOL"].reported[800] == dict(zip(SEMI, (53.2, 68.8, 78.4, 89.0), strict=True))
+    assert by_label["Table 3"]["DetCo"].reported[200]["AP_mk"] == 34.4
+    # Every row of Table 3 has six numbers; box AP50 is above box AP75, and that above mask AP75.
     for system in by_label["Table 3"].values():
-        (figures,) = system.figures.values()
-        assert tuple(figures) == DETECTION
-        assert figures["AP50_bb"] > figures["AP75_bb"] > figures["AP75_mk"]
+        (reported,) = system.reported.values()
+        assert tuple(reported) == DETECTION
+        assert reported["AP50_bb"] > reported["AP75_bb"] > reported["AP75_mk"]
 
 
 def test_the_sixteen_systems_of_the_paper_are_in_the_small_study():
@@ -77,9 +72,9 @@ def test_on_imagenet_rows_have_the_papers_epochs_and_protocol():
     }  # fmt: skip
     table = STUDIES["table-1-resnet50"]
     settings = study_settings(table, {"data": "imagenet", "epochs": 100})
-    figures = {row.label: row.paper for row in study_rows(table, settings, IMAGENET)[0]}
-    assert figures["MoCo v3"] == {"linear": 68.1}
-    assert figures["InfoMin Aug"] == {}
+    reported = {row.label: row.paper for row in study_rows(table, settings, IMAGENET)[0]}
+    assert reported["MoCo v3"] == {"linear": 68.1}
+    assert reported["InfoMin Aug"] == {}
     assert study_measures(table, settings) == ("knn", "linear-paper")
     assert not is_small(settings)
 
@@ -95,7 +90,7 @@ def test_with_a_budget_the_epochs_of_rows_do_not_differ():
     assert not any("epochs" in row.settings for row in equal)
 
 
-def test_a_table_runs_on_little_data_with_the_papers_figures_beside(workers, common):  # noqa: F811
+def test_a_table_runs_on_little_data_with_the_papers_results_beside(workers, common):  # noqa: F811
     result = compare(study="table-1-resnet50", seeds=1, **common)
     rows = {row["label"]: row for row in result.table["rows"]}
     assert rows["SNCLR"]["paper"] == {"linear": 72.4}
@@ -119,11 +114,11 @@ def test_rows_can_be_selected_by_method_or_label(workers, common):  # noqa: F811
         compare(study="table-1-resnet50", methods="dino", seeds=1, **common)
 
 
-def test_the_tables_of_ablations_have_the_papers_figures(workers, common):  # noqa: F811
+def test_the_tables_of_ablations_have_the_papers_results(workers, common):  # noqa: F811
     result = compare(study="table-5-queue", seeds=1, neighbors=3, **{**common, "encoder": "resnet10-tiny"})
-    figures = [row.get("paper", {}).get("linear") for row in result.table["rows"]]
+    reported = [row.get("paper", {}).get("linear") for row in result.table["rows"]]
     lengths = [job["settings"]["queue_length"] for job in workers.started][1:]
-    assert figures == [71.17, 72.25, 72.67, 72.43, 73.02, 73.38]
+    assert reported == [71.17, 72.25, 72.67, 72.43, 73.02, 73.38]
     assert lengths == sorted(lengths)
     assert len(lengths) == 5
     cost = compare(study="table-6-cost", seeds=1, neighbors=3, **{**common, "encoder": "resnet10-tiny"})
@@ -131,6 +126,15 @@ def test_the_tables_of_ablations_have_the_papers_figures(workers, common):  # no
         None, 2.687, 2.717, 2.755, 2.824, 2.883,
     ]  # fmt: skip
     assert "| 131.07 | 2.883 |" in Path(cost.files["markdown"]).read_text()
+
+
+def test_with_fewer_rows_than_the_paper_the_row_without_neighbors_keeps_its_result():
+    study = STUDIES["table-5-queue"]
+    settings = study_settings(study, {"data": "demo", "recipe": "demo", "neighbors": 10})
+    rows, _ = study_rows(study, settings, DatasetInfo("tiny", 30, "d", 5, 0.2))
+    assert [(row.settings.get("queue_length"), row.paper["linear"]) for row in rows] == [
+        (None, 71.17), (10, 72.43), (15, 73.02), (30, 73.38),
+    ]  # fmt: skip
 
 
 def test_a_study_of_detection_needs_its_data(workers, common, tmp_path):  # noqa: F811
@@ -144,17 +148,6 @@ def test_a_study_of_detection_needs_its_data(workers, common, tmp_path):  # noqa
     assert evaluation["coco"] == str(coco)
     assert evaluation["detect_recipe"] == "cpu"
     assert evaluation["measures"] == ["knn", "detect"]
-
-
-def test_methods_that_are_not_there_yet_are_left_out_and_named(workers, common, monkeypatch):  # noqa: F811
-    absent = {name: config for name, config in METHODS.items() if name != "swav"}
-    monkeypatch.setattr(named, "METHODS", absent)
-    result = compare(study="table-1-resnet50", methods="snclr,swav", seeds=1, **common)
-    assert [job["label"] for job in workers.started] == ["SNCLR"]
-    assert "not available yet, left out: SwAV" in result.table["notes"]
-    assert "(not available yet)" in list_studies("table-1-resnet50")["SwAV"]
-    monkeypatch.setattr(named, "METHODS", METHODS)
-    assert "(not available yet)" not in list_studies("table-1-resnet50")["SwAV"]
 
 
 def test_supervised_and_untrained_rows_take_part_in_a_tuned_study(workers, common, images):  # noqa: F811

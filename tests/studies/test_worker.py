@@ -145,7 +145,7 @@ def test_invalid_input_exits_with_code_2(images, tmp_path, capsys, monkeypatch):
     job["given"]["encoder"] = "resnet1800"
     (tmp_path / "runs").mkdir()
     (tmp_path / "job.json").write_text(json.dumps(job))
-    monkeypatch.setattr(worker, "_stop_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "_stop_when_stdin_closes", lambda: None)
     assert worker.main([str(tmp_path / "job.json")]) == 2
     assert "resnet1800" in capsys.readouterr().err
     assert not Path(job["record"]).exists()
@@ -171,7 +171,7 @@ def test_a_killed_attempt_counts_up_to_its_last_checkpoint(tmp_path):
 
 
 def test_a_worker_stops_when_its_parent_exits():
-    code = "import time; from snclr.studies.worker import _stop_with_parent; _stop_with_parent(); time.sleep(250)"
+    code = "import time; from snclr.studies import worker; worker._stop_when_stdin_closes(); time.sleep(250)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     assert process.poll() is None
     process.stdin.close()
@@ -261,7 +261,7 @@ def test_a_stop_in_an_evaluation_is_no_failure(images, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     job = job_of(images, tmp_path, k=5)
     (tmp_path / "job.json").write_text(json.dumps(job))
-    monkeypatch.setattr(worker, "_stop_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "_stop_when_stdin_closes", lambda: None)
     monkeypatch.setattr(worker, "evaluate", stop)
     assert worker.main([str(tmp_path / "job.json")]) == 143
     assert not Path(job["record"]).exists()

@@ -50,10 +50,10 @@ def list_methods(method: str | None = None) -> dict[str, Any]:
 
 
 def list_studies(study: str | None = None) -> dict[str, Any]:
-    """List the named studies of `snclr compare`, or the rows of one with the paper's figures.
+    """List the named studies of `snclr compare`, or the rows of one with the paper's results.
 
     Args:
-        study: Show the rows of this study, with their settings and the figures of the paper.
+        study: Show the rows of this study, with their settings and the results of the paper.
     """
     from snclr.studies.paper.named import STUDIES, describe_study, get_study
 

@@ -48,7 +48,7 @@ class ExternalWeights:
 
 
 def read_weights(path: str | Path, spec: EncoderSpec) -> ExternalWeights:
-    """Return the weights in a run directory or a file for an encoder of `spec`, or raise a UserError."""
+    """Return the weights of a run directory, a file or `PRETRAINED` for an encoder of `spec`, or raise a UserError."""
     pretrained, path = is_pretrained(path), Path(path)
     description: object = None  # of the encoder, if snclr wrote the weights
     notes = []

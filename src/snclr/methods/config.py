@@ -139,7 +139,7 @@ class MaskedConfig(MethodConfig):
     decoder_layers: Count = 8
     """Transformer blocks of the decoder."""
     normalize_pixels: bool = True
-    """Predict pixels that are normalized by the mean and deviation of their patch."""
+    """Predict pixels that are normalized by the mean and deviation of their patch (no effect with a tokenizer)."""
 
 
 # The methods.
@@ -382,7 +382,7 @@ class CAEConfig(MaskedConfig):
     alignment_weight: NonNegative = 2.0
     """Weight of the alignment loss: predicted features against the encoder's own of the masked patches."""
     tokenizer: str | None = None
-    """Predict tokens instead of pixels: a safetensors file with a codebook of patches; see the guide of methods."""
+    """Predict tokens instead of pixels: a safetensors file with a codebook of patches (page All methods)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 `paper_settings` returns them for a method. They replace those of the recipe and of the config class; a given setting
 replaces them. Values of the run itself (learning rate, crops, weight decay) are used with recipes of scale "paper"
-only, since a recipe for less data has the same for every method.
+only, since a recipe for less data has the same for every method. Exceptions: MAE and CAE have their own views and AdamW
+with every recipe, and local crops limit the area of the other crops.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SMALL_IMAGE = 64
+"""Image size up to which SimCLR has its temperature for CIFAR-10."""
 _VIT_NAMES = ("vit", "deit", "beit", "eva")
 
 
@@ -165,8 +167,10 @@ def _cae(setup: Setup) -> dict[str, Any]:
         weight = {"alignment_weight": 0.05} if setup.tokenizer is None else {}
         return {**_masked(setup), "decoder_layers": 2, "regressor_layers": 2, "clip_gradient": 3.0, **weight}
     base_lr = 1.5e-3 * 256 / 2048  # the authors give the learning rate of a batch of 2048
+    warmup = nearest_length({300: 10, 800: 20, 1600: 40}, setup.epochs)
     return {
-        **_masked(setup), "crop_min": 0.08, "lr": base_lr, "warmup_epochs": 20, "clip_gradient": 3.0, "drop_path": 0.1,
+        **_masked(setup), "crop_min": 0.08, "lr": base_lr, "warmup_epochs": warmup, "clip_gradient": 3.0,
+        "drop_path": 0.1,
     }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 An encoder maps images (N, 3, S, S) to features (N, num_features): the pooled features of a convolutional network or the
 [CLS] token of a ViT. It is the library's module without the classifier, so its weights have the library's keys. An
-`EncoderSpec` describes it completely. Weights are never downloaded.
+`EncoderSpec` describes it completely. Nothing here downloads weights; `pretrained.py` does, for
+`--init-from pretrained`.
 
 Weights are initialized by the library, except in a ViT with sine-cosine positions or a frozen patch embedding, which is
 initialized as in MoCo v3 (Chen et al., 2021): Xavier-uniform, with query, key and value as separate matrices. A frozen
@@ -260,7 +261,10 @@ def _look_up(name: str, image_size: int) -> tuple[str, str, dict[str, Any]]:
     if name not in timm.list_models():
         plain, known = name.partition(".")[0], list_encoders()
         if plain in known:
-            raise UserError(f"{name!r} names pretrained weights, but encoders start untrained; use {plain!r}")
+            raise UserError(
+                f"{name!r} names pretrained weights; an encoder is named without them, so use {plain!r}."
+                " --init-from pretrained loads the library's default weights."
+            )
         raise UserError(
             f"there is no encoder {name!r} in torchvision or timm{did_you_mean(plain, known)}."
             " `snclr encoders` lists all."

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from snclr.errors import UserError, first_line
-from snclr.models.encoders import NARROW_RESNETS, EncoderSpec, resolve_encoder
+from snclr.models.encoders import NARROW_RESNETS, NARROW_VITS, EncoderSpec, resolve_encoder
 
 
 class PretrainedWeights(NamedTuple):
@@ -23,7 +23,7 @@ def download_pretrained(spec: EncoderSpec) -> PretrainedWeights:
 
     timm adapts the position embeddings of a ViT to the image size.
     """
-    if spec.name in NARROW_RESNETS:
+    if spec.name in (*NARROW_RESNETS, *NARROW_VITS):
         raise UserError(
             f"there are no pretrained weights of {spec.name}; choose another encoder or give a weights file"
         )

@@ -1,4 +1,4 @@
-"""Named settings. The docstring of each module gives the command, the cost and the expected figures."""
+"""Named settings. The docstring of each module gives the command, the cost and the expected results."""
 
 from __future__ import annotations
 

@@ -49,15 +49,16 @@ def assemble_comparison(
         settings = _used(settings, rows)
         notes.insert(0, _source(named, settings))
     axes = parse_tune(tune)
-    apart = options.eval_data is None and (options.test is not None or has_own_test_split(settings["data"]))
-    check_settings(settings, rows, axes, fits_apart=apart)
+    own_test = options.test is not None or has_own_test_split(settings["data"])
+    holds_out = options.eval_data is None and own_test  # tuning runs do not train on the validation images
+    check_settings(settings, rows, axes, holds_out_validation=holds_out)
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
     title = _title(data, named, settings, rows, options)
     command = command_line("compare", {**flags, **options.recorded(), **given})
     return Study(
         options, name or study or "compare", title, rows, settings, evaluation, data, command, axes=axes,
         tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
-        fit=inspect_dataset(settings["data"] + FIT) if axes and apart else None,
+        fit=inspect_dataset(settings["data"] + FIT) if axes and holds_out else None,
     )  # fmt: skip
 
 
@@ -105,8 +106,8 @@ def _title(
 
 
 def _source(named: NamedStudy, settings: dict[str, Any]) -> str:
-    """Say where the rows and the figures of the paper come from."""
-    if not any(system.figures for system in named.systems) and not named.ablations:
+    """Return where the rows and the results of the paper come from."""
+    if not any(system.reported for system in named.systems) and not named.ablations:
         return f"protocol: {named.source}"
     epochs = f", {named.epochs} epochs" if named.epochs and is_small(settings) and not _own_epochs(named) else ""
     return f"paper: {named.source} of Ge et al. (ICLR 2023), on ImageNet{epochs}; * trained by its authors"

@@ -10,7 +10,7 @@ from typing import Any
 from snclr.data.info import FIT, DatasetInfo, dataset_name
 from snclr.errors import UserError
 from snclr.methods import METHODS
-from snclr.studies.conditions.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_per_step, nearest_epochs
+from snclr.studies.conditions.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_seen_per_step, nearest_epochs
 from snclr.studies.conditions.tuning import TUNE_SEED, Axis, Trial, count_trials, row_trials
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import ASSIGNED, Evaluation, Row, Run, make_run
@@ -47,8 +47,8 @@ class Study:
         used = range(self.tune_seed, self.tune_seed + max(1, count_trials(self.axes)))
         if both := [seed for seed in self.options.seed_list if seed in used]:
             raise UserError(f"seed {both[0]} is used for tuning. Give other --seeds or another --tune-seed.")
-        if self.budget.kind == "seconds" and self.evaluation.kind == "cost":
-            raise UserError("--budget is for trained rows; a study of costs has none. Leave it out.")
+        if self.evaluation.kind == "cost" and self.budget != Budget():
+            raise UserError(f"--budget {self.budget} is for trained rows; a study of costs has none. Leave it out.")
 
     def steps(self, run: Run) -> int:
         """Return the number of training steps of a run."""
@@ -62,7 +62,7 @@ class Study:
         return int(run.settings["epochs"]) * steps_per_epoch(images, int(run.settings["batch_size"]))
 
     def images(self, run: Run) -> int:
-        """Return the number of images of all steps of a run, whatever the number of views."""
+        """Return the number of images in the batches of a run. Unlike `images seen`, it does not count views."""
         return self.steps(run) * int(run.settings["batch_size"])
 
     def calibration_runs(self) -> list[Run]:
@@ -111,7 +111,7 @@ class Study:
         """Return what a step of a row costs in units of the budget, if that is known without a measurement."""
         if self.budget.kind != "images":
             return 1.0
-        return images_per_step(self._run(row, self.tune_seed, self.evaluation).given)
+        return images_seen_per_step(self._run(row, self.tune_seed, self.evaluation).given)
 
     def trials(self, row: Row) -> list[Trial]:
         """Return the tuning trials of a row."""
@@ -156,11 +156,11 @@ def _epochs(epochs: Mapping[str, int], row: Row) -> dict[str, int]:
 
 
 def check_settings(
-    settings: Mapping[str, Any], rows: Sequence[Row], axes: Sequence[Axis] = (), *, fits_apart: bool = True
+    settings: Mapping[str, Any], rows: Sequence[Row], axes: Sequence[Axis] = (), *, holds_out_validation: bool = True
 ) -> None:
     """Raise UserError for settings that are invalid, unused or assigned by the study, and rows that cannot be tuned.
 
-    `fits_apart`: whether tuning runs do not train on the validation images.
+    `holds_out_validation`: whether tuning runs do not train on the validation images.
     """
     for name, instead in ASSIGNED.items():
         if name in settings:
@@ -173,7 +173,7 @@ def check_settings(
         method = row.settings["method"]
         resolved = resolve({**settings_for_method(method, settings), **row.settings}).to_dict()
         row_trials(row, axes, resolved, 0)
-        if axes and METHODS[method].needs_labels and not fits_apart:
+        if axes and METHODS[method].needs_labels and not holds_out_validation:
             raise UserError(
                 f"--tune cannot be used with the method {method} here: it would train on the labels of the validation"
                 " images. Give data with its own test split and no --eval-data, or compare it in a separate command."

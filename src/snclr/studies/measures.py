@@ -23,8 +23,9 @@ from snclr.evaluation.session import open_session
 from snclr.runtime.device import pick_device
 from snclr.train.config import PretrainConfig, resolve
 
-LABELS_SEED = 0
-"""Seed of the labeled subset: the same images for every row and seed."""
+EVALUATION_SEED = 0
+"""Seed of linear probe and fine-tuning, with the labeled subset: the same for every row and seed."""
+_HELD_OUT = f"{VALIDATION_SHARE:.0%} of each training class held out for tuning"
 
 
 def evaluate(job: dict[str, Any]) -> dict[str, Any]:
@@ -89,9 +90,6 @@ def _open_parts(job: dict[str, Any]) -> tuple[ImageDataset, ImageDataset, str]:
     return take(train, kept), take(train, held), f"{description}, {_HELD_OUT}; test split not used"
 
 
-_HELD_OUT = f"{VALIDATION_SHARE:.0%} of each training class held out for tuning"
-
-
 def _session(job: dict[str, Any], config: PretrainConfig) -> Any:
     return open_session(
         job["folder"], workers=config.workers, device=config.device, devices=config.devices, nodes=config.nodes,
@@ -108,7 +106,7 @@ def _linear_paper(job: dict[str, Any], config: PretrainConfig) -> dict[str, Any]
     """Train the linear classifier with the paper's protocol: random crops through the frozen encoder."""
     with _session(job, config) as session:
         result = evaluate_linear(
-            session, **_images(job), protocol="paper", epochs=None, batch_size=None, lr=None, seed=LABELS_SEED,
+            session, **_images(job), protocol="paper", epochs=None, batch_size=None, lr=None, seed=EVALUATION_SEED,
             baselines=False,
         )  # fmt: skip
     return {"numbers": _accuracies("linear", result.top1, result.top5), "protocol": result.protocol}
@@ -119,7 +117,7 @@ def _finetune(job: dict[str, Any], config: PretrainConfig, percent: str) -> dict
     with _session(job, config) as session:
         result = evaluate_finetune(
             session, **_images(job), labels=f"{percent}%", from_scratch=False, epochs=None, batch_size=256, lr=0.05,
-            head_lr=None, weight_decay=0.0, seed=LABELS_SEED,
+            head_lr=None, weight_decay=0.0, seed=EVALUATION_SEED,
         )  # fmt: skip
     return {"numbers": _accuracies(f"finetune{percent}", result.top1, result.top5), "protocol": result.protocol}
 

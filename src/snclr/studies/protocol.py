@@ -34,7 +34,7 @@ class Findings:
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def describe(study: Study, runs: Sequence[Run], found: Findings) -> dict[str, Any]:
+def study_record(study: Study, runs: Sequence[Run], found: Findings) -> dict[str, Any]:
     """Return the study as it is written: the records of each row by seed, and the text of the table."""
     rows = [
         {

@@ -20,6 +20,7 @@ from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import Run
+from snclr.studies.tables import COMPARED
 
 _POLL_SECONDS = 0.2
 
@@ -124,7 +125,6 @@ def _failure(log: Path, code: int) -> str:
 def _describe(record: dict[str, Any]) -> str:
     """Summarize a finished run in one line."""
     numbers, cost = record["numbers"], record["cost"]
-    shown = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
-    texts = [f"{name} {numbers[name]:.2%}" for name in shown if name in numbers]
+    texts = [f"{name} {numbers[name]:.2%}" for name in COMPARED if name in numbers]
     texts += [f"{seconds:.3f} s per step"] if (seconds := numbers.get("seconds_per_step")) else []
     return ", ".join([*texts, f"{cost['seconds']:,.0f} s", f"{cost['peak_mb']:,.0f} MB"])

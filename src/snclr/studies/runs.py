@@ -45,7 +45,7 @@ class Row:
     untrained: bool = False
     """Whether the encoder keeps its random initial weights."""
     paper: dict[str, float] = field(default_factory=dict)
-    """The figures of a paper for this row, by metric, as in the table of results."""
+    """The results of a paper for this row, by metric, as in the table of results."""
 
 
 @dataclass(frozen=True)

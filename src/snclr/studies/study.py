@@ -15,7 +15,7 @@ from snclr.studies.conditions.tuning import best_trial
 from snclr.studies.design import Study
 from snclr.studies.estimate import StudyEstimate, estimate_study
 from snclr.studies.options import StudyOptions
-from snclr.studies.protocol import Findings, describe
+from snclr.studies.protocol import Findings, study_record
 from snclr.studies.records import Records, write_record
 from snclr.studies.runner import Outcome, execute
 from snclr.studies.runs import Run
@@ -59,9 +59,9 @@ def run_study(study: Study) -> StudyResult | StudyEstimate:
         _tune(study, found, failed)
         runs = study.runs(found.chosen, found.epochs)
         outcome = execute(runs, options, study.images)
-        description = describe(study, runs, found)
-        write_record(description, records.studies / f"{study.name}.json")
-        files, table = write_files(description, records, out)
+        record = study_record(study, runs, found)
+        write_record(record, records.studies / f"{study.name}.json")
+        files, table = write_files(record, records, out)
     finally:
         lock.release()
     if outcome.stopped_by is not None:

@@ -16,8 +16,8 @@ METRICS = {
     "AP_bb": "box AP", "AP50_bb": "box AP50", "AP75_bb": "box AP75",
     "AP_mk": "mask AP", "AP50_mk": "mask AP50", "AP75_mk": "mask AP75",
 }  # fmt: skip
-_COMPARED = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
-"""Metrics with a table of paired differences."""
+COMPARED = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
+"""Metrics with a table of paired differences, and those in the line of a finished run."""
 _COSTS = ("seconds", "cpu_seconds", "steps", "images", "peak_mb", "queue_mb", "neighbor_purity")
 Part = tuple[list[str], list[list[str]]]
 """Headers and rows of a table."""
@@ -120,7 +120,7 @@ def _parts(table: Mapping[str, Any]) -> list[Part]:
     """Return headers and rows: means and costs, then the paired differences."""
     if table["kind"] == "cost":
         return [_cost_part(table)]
-    compared = [metric for metric in table["metrics"] if metric in _COMPARED]
+    compared = [metric for metric in table["metrics"] if metric in COMPARED]
     paired_parts = [_paired_part(table, metric) for metric in compared] if len(table["rows"]) > 1 else []
     trials = [_trials_part(table)] if any(row.get("trials") for row in table["rows"]) else []
     return [_mean_part(table), *paired_parts, *trials]
@@ -183,8 +183,8 @@ def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
 
 def _cost_part(table: Mapping[str, Any]) -> Part:
     heads = ["row", "queue MB", "peak MB", "peak over first", "seconds per step", "over first"]
-    figures = any(row.get("paper") for row in table["rows"])
-    heads += ["paper: more MB", "paper: seconds per step"] if figures else []
+    reported = any(row.get("paper") for row in table["rows"])
+    heads += ["paper: more MB", "paper: seconds per step"] if reported else []
     rows, first = [], table["rows"][0]
     for row in table["rows"]:
         more, slower = "–", "–"
@@ -194,7 +194,7 @@ def _cost_part(table: Mapping[str, Any]) -> Part:
         queue = f"{row['queue_mb']['mean']:.2f}" if "queue_mb" in row else "–"
         rows.append([row["label"], queue, _mean(row, "peak_mb", ".1f"), more, _mean(row, "seconds_per_step", ".4f")])
         rows[-1].append(slower)
-        if figures:
+        if reported:
             rows[-1] += [_mean(row, f"paper {name}", "") for name in ("more_mb", "seconds_per_step")]
     return heads, rows
 

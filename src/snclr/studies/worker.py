@@ -26,7 +26,7 @@ from snclr.io.jsonl import append_jsonl, read_jsonl
 from snclr.runtime.device import pick_device
 from snclr.runtime.machine import cpu_name, versions
 from snclr.runtime.stop import StopRequested
-from snclr.studies.conditions.budget import images_per_step
+from snclr.studies.conditions.budget import images_seen_per_step
 from snclr.studies.measures import evaluate
 from snclr.studies.records import SCHEMA, downsample_metrics, write_record
 from snclr.studies.runs import UNTRAINED
@@ -39,7 +39,7 @@ from snclr.train.pretrain import pretrain
 
 def main(argv: list[str]) -> int:
     """Run the job of a file; return 0, 2 for bad input, 130 or 143 for a stop."""
-    _stop_with_parent()
+    _stop_when_stdin_closes()
     try:
         return run_job(json.loads(Path(argv[0]).read_text(encoding="utf-8")))
     except UserError as error:
@@ -158,7 +158,7 @@ def _cost_of(job: dict[str, Any]) -> dict[str, Any]:
         "cpu_seconds": round(sum(line["cpu_seconds"] for line in ends), 2) if whole else None,
         "peak_mb": max(line["peak_mb"] for line in ends if "peak_mb" in line),
         **{name: last[name] for name in ("memory", "steps", "skipped")},
-        "images": round(last["steps"] * images_per_step(job["given"])),
+        "images": round(last["steps"] * images_seen_per_step(job["given"])),
         "attempts": len(ends),
     }
 
@@ -178,8 +178,8 @@ def _environment(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stop_with_parent() -> None:
-    """Send SIGTERM to this process when the parent exits and its end of our standard input closes."""
+def _stop_when_stdin_closes() -> None:
+    """Send SIGTERM to this process when standard input closes: the study that started it holds the other end."""
 
     def watch() -> None:
         while os.read(0, 1024):

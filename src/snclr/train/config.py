@@ -148,7 +148,7 @@ class HardwareConfig:
     """Images per rank that pass through the encoder at once, with the gradient of the whole batch (0: all). Each is
     encoded twice, as with --activation-checkpointing. For encoders without batch norm, such as ViTs."""
     compile: bool = False
-    """Compile encoders, heads and, for snclr, byol and moco, the loss with torch.compile."""
+    """Compile encoders, heads and, for snclr, byol, moco, mocov2 and mocov3, the loss with torch.compile."""
     workers: NonNegativeInt = 2
     """Dataloader worker processes per rank."""
     cache_images: str = "auto"

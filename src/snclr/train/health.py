@@ -16,7 +16,7 @@ from snclr.methods.common.queue import NeighborQueue, nearest_neighbors
 
 KNN_TEMPERATURE = 0.07
 PURITY = "share of neighbors with the image's class"
-"""The definition of neighbor purity, for progress and reports. It depends on which images are compared:"""
+"""The definition of neighbor purity, for progress and reports; the three below name the compared images."""
 PURITY_IN_TRAINING = f"{PURITY}, augmented views against the augmented views in the queue"
 PURITY_OF_CENTER_CROPS = f"{PURITY}, center crops against center crops"
 PURITY_OF_QUEUE = f"{PURITY}, center crops against the augmented views in the queue"

@@ -1,8 +1,8 @@
 """RandAugment (Cubuk et al., 2020) from given random numbers: two of fifteen operations per image.
 
-The operations are those of torchvision on uint8 images; `PYCONTRAST` has the strengths of InfoMin's official code. As
-there, the magnitude is normal with mean 10 and standard deviation 0.5, clipped to 10. Empty regions are filled with the
-mean color. Each result depends on its own numbers alone.
+The operations are those of torchvision on uint8 images; `PYCONTRAST` has the strengths of PyContrast, InfoMin's
+official code. As there, the magnitude is normal with mean 10 and standard deviation 0.5, clipped to 10. Empty regions
+are filled with the mean color. Each result depends on its own numbers alone.
 """
 
 from __future__ import annotations

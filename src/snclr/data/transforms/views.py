@@ -60,7 +60,7 @@ class ViewSettings:
     randaugment: float = 0.0
     """Probability of each of the two operations of RandAugment, applied after the jitter."""
     pycontrast: bool = False
-    """Use the strengths and the order of InfoMin's code: jitter, blur, RandAugment, grayscale."""
+    """Use the strengths and the order of InfoMin's code (PyContrast): jitter, blur, RandAugment, grayscale."""
     center: bool = False
     """Take the center crop of evaluation instead of a random crop."""
 
@@ -100,7 +100,7 @@ VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
     # InfoMin's (Tian et al., "What Makes for Good Views for Contrastive Learning?", 2020): stronger colors and
     # RandAugment, the same for both views, without the JigSaw branch.
     "infomin": (_INFOMIN, _INFOMIN),
-    # The same with torchvision's strengths of RandAugment, which go both ways.
+    # The same with torchvision's strengths of RandAugment, which have both signs.
     "randaugment": (_RANDAUGMENT, _RANDAUGMENT),
     # For images whose color matters or that have none: crops and flips only.
     "crops": (_CROPS, _CROPS),

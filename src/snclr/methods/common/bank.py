@@ -47,6 +47,7 @@ class MemoryBank(nn.Module):
         if images <= count:
             drawn = torch.arange(images, device=ids.device)
         else:
+            # The number of updates takes the place of the epoch, and 0 that of the image id: one draw for all images.
             drawn = hash_below(images, self.seed, self.updates, torch.zeros_like(ids[:1]), NEGATIVES, count)[0]
         return self.features[drawn], (drawn == ids[:, None]) | ~self.seen[drawn]
 

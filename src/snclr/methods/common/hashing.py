@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Coordinates in place of a view number. Those of `data/transforms/rng.py` are above −16.
+# Coordinates in place of a view number, so that no two purposes draw the same numbers. Those of
+# `data/transforms/rng.py` are above −16.
 NEGATIVES = -16
-GRID = -17  # and below, one for each view
+GRID = -17  # −17 − 2v for the order and −18 − 2v for the offsets of the patches of view v
+MASK = -64
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of splitmix64
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -33,7 +35,12 @@ def hash_bits(seed: int, epoch: int, ids: Tensor, view: int, count: int) -> Tens
 
 def hash_below(limit: int, seed: int, epoch: int, ids: Tensor, view: int, count: int) -> Tensor:
     """Return random whole numbers (n, count) from 0 to limit − 1."""
-    return (_shift(hash_bits(seed, epoch, ids, view, count), 11)) % limit
+    return _shift(hash_bits(seed, epoch, ids, view, count), 11) % limit
+
+
+def uniform_from_bits(bits: Tensor) -> Tensor:
+    """Return numbers in [0, 1) from 24 of 64 bits: float32 has no more, and MPS has no float64."""
+    return _shift(bits, 40).float() * 2.0**-24
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Projector and predictor MLPs, and the prototype layer.
 
 SNCLR's heads are BYOL's: linear, batch norm, ReLU, linear without bias, with 4096 hidden units and 256 outputs.
-MoCo v3's projector ends with a batch norm without scale and shift, SimCLR's with one that has a scale. MoCo v2's has no
-batch norm, and neither has DINO's on an encoder without batch norm.
+MoCo v3's projector ends with a batch norm without scale and shift, SimCLR's with one that has a scale. Those of MoCo v1
+and v2, PIRL and DetCo have no batch norm, and neither has DINO's on an encoder without batch norm.
 """
 
 from __future__ import annotations

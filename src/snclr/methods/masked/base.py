@@ -17,7 +17,8 @@ from snclr.methods.masked.masks import visible_count
 class MaskedMethod(Method):
     """A method with one view that encodes only some patches of a plain timm ViT (lightly's masked ViT).
 
-    `visible` of `patches` patches are visible. Masks depend on `seed`, the epoch and the image id.
+    An image has `grid` × `grid` = `patches` patches, of which `visible` are visible, after `prefix_tokens` other tokens
+    ([CLS], registers). Masks depend on `seed`, the epoch and the image id.
     """
 
     encoder: Any
@@ -28,7 +29,7 @@ class MaskedMethod(Method):
         super().__init__(encoder, num_features, config)
         self.seed = seed
         self.grid, self.patch_size = self.encoder.patch_embed.grid_size[0], self.encoder.patch_embed.patch_size[0]
-        self.patches, self.prefix = self.grid**2, self.encoder.num_prefix_tokens
+        self.patches, self.prefix_tokens = self.grid**2, self.encoder.num_prefix_tokens
         if self.patches < 2:
             raise UserError(
                 "the image has one patch, and at least two are needed: one to see and one to predict."
@@ -46,16 +47,19 @@ class MaskedMethod(Method):
 
     def token_index(self, patches: Tensor) -> Tensor:
         """Return the places (N, P + n) of the P prefix tokens and of the given patches (N, n) among all tokens."""
-        prefix = torch.arange(self.prefix, device=patches.device).expand(len(patches), -1)
-        return torch.cat([prefix, patches + self.prefix], dim=1)
+        prefix = torch.arange(self.prefix_tokens, device=patches.device).expand(len(patches), -1)
+        return torch.cat([prefix, patches + self.prefix_tokens], dim=1)
 
     def encode_patches(self, images: Tensor, patches: Tensor) -> Tensor:
         """Encode some patches (N, n) of the images, without the others: tokens (N, P + n, C) before pooling."""
         tokens: Tensor = self._masked_vit[0].encode(images, idx_keep=self.token_index(patches))
         return tokens
 
-    def normed(self, tokens: Tensor) -> Tensor:
-        """Apply the last norm of an encoder that has it after the pooling; it has no other last norm."""
+    def last_norm(self, tokens: Tensor) -> Tensor:
+        """Apply the last norm to encoded tokens, if the encoder has it after the pooling (timm's `fc_norm`).
+
+        Other encoders apply it in `encode_patches`, and their `fc_norm` is the identity.
+        """
         normed: Tensor = self.encoder.fc_norm(tokens)
         return normed
 

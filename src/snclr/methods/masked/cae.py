@@ -93,9 +93,9 @@ class CAE(MaskedMethod):
         images = views[0]
         mask = block_masks(self.seed, epoch, ids, self.grid, self.visible)
         with torch.no_grad():
-            target = self.normed(self.encode_patches(images, mask.masked)[:, self.prefix :])
+            target = self.last_norm(self.encode_patches(images, mask.masked)[:, self.prefix_tokens :])
         tokens = self.encode_patches(images, mask.visible)
-        predicted, features = self.predict_masked(self.normed(tokens[:, self.prefix :]), mask)
+        predicted, features = self.predict_masked(self.last_norm(tokens[:, self.prefix_tokens :]), mask)
         with autocast_disabled(predicted):
             prediction = self.prediction_loss(at_least_float32(predicted), self.pixels(images, mask.masked))
             alignment = F.mse_loss(at_least_float32(features), at_least_float32(target))

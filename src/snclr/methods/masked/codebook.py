@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from snclr.errors import UserError
 
-_HELP = "The guide of methods describes the file."
+_HELP = "The documentation page All methods, section CAE, describes the file."
 
 
 class PatchCodebook(nn.Module):

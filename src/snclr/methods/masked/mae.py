@@ -43,7 +43,7 @@ class MAE(MaskedMethod):
         self.decoder_embed = nn.Linear(self.encoder.embed_dim, width)
         self.decoder = MaskedVisionTransformerDecoderTIMM(
             num_patches=self.patches, embed_dim=width, depth=config.decoder_layers, num_heads=config.decoder_heads,
-            num_prefix_tokens=self.prefix,
+            num_prefix_tokens=self.prefix_tokens,
         )  # fmt: skip
         self.decoder_head = nn.Linear(width, 3 * self.patch_size**2)
         self.decoder_embed.apply(init_weights)
@@ -56,7 +56,7 @@ class MAE(MaskedMethod):
         images = views[0]
         mask = random_masks(self.seed, epoch, ids, self.patches, self.visible)
         tokens = self.encode_patches(images, mask.visible)
-        predicted = self.decode(self.normed(tokens), mask)
+        predicted = self.decode(self.last_norm(tokens), mask)
         with autocast_disabled(predicted):
             target = self.pixels(images, mask.masked)
             if self.config.normalize_pixels:
@@ -69,7 +69,7 @@ class MAE(MaskedMethod):
         from lightly.models.utils import get_at_index, repeat_token, set_at_index
 
         embedded = self.decoder_embed(tokens)
-        everywhere = repeat_token(self.decoder.mask_token, (len(tokens), self.prefix + self.patches))
+        everywhere = repeat_token(self.decoder.mask_token, (len(tokens), self.prefix_tokens + self.patches))
         filled = set_at_index(everywhere.type_as(embedded), self.token_index(mask.visible), embedded)
-        decoded = self.decoder(filled)[:, self.prefix :]
+        decoded = self.decoder(filled)[:, self.prefix_tokens :]
         return self.decoder_head(get_at_index(decoded, mask.masked))

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from snclr.methods.common.hashing import hash_bits
+from snclr.methods.common.hashing import MASK, hash_bits, uniform_from_bits
 
-MASK = -64
-"""The view number of masks in the hash: no view, and no other random number of a step, has it."""
 BLOCK_TRIES = 32
 """Blocks that are tried per image; the patches that are missing then are masked one by one."""
 _MIN_BLOCK = 16 / 196  # smallest block as a share of the image, and its flattest shape, in BEiT and CAE
@@ -55,7 +53,7 @@ def block_masks(seed: int, epoch: int, ids: Tensor, grid: int, visible: int) -> 
     """
     patches = grid * grid
     bits = hash_bits(seed, epoch, ids, MASK, 4 * BLOCK_TRIES + patches)
-    numbers = _uniform(bits[:, : 4 * BLOCK_TRIES]).view(len(ids), BLOCK_TRIES, 4)
+    numbers = uniform_from_bits(bits[:, : 4 * BLOCK_TRIES]).view(len(ids), BLOCK_TRIES, 4)
     place = torch.arange(grid, device=ids.device)
     mask = torch.zeros(len(ids), grid, grid, dtype=torch.bool, device=ids.device)
     missing = torch.full((len(ids),), patches - visible, device=ids.device)
@@ -77,8 +75,3 @@ def block_masks(seed: int, epoch: int, ids: Tensor, grid: int, visible: int) -> 
     order = order.gather(1, (~mask.flatten(1)).gather(1, order).byte().argsort(dim=1, stable=True))
     masked = patches - visible
     return PatchMask(order[:, masked:].sort(dim=1).values, order[:, :masked].sort(dim=1).values)
-
-
-def _uniform(bits: Tensor) -> Tensor:
-    """Return numbers in [0, 1) from 24 of 64 bits: float32 has no more, and MPS has no float64."""
-    return ((bits >> 40) & (2**24 - 1)).float() * 2.0**-24

@@ -13,6 +13,7 @@ KINDS = ("steps", "images", "seconds")
 CALIBRATION_STEPS = 20
 """Steps that are measured for each row if the budget is in seconds."""
 USUAL_VIEWS = 2
+"""Full views per image that `--epochs` stand for in a budget of images seen."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def parse_budget(text: str | None) -> Budget:
     return Budget(kind, amount)
 
 
-def images_per_step(given: Mapping[str, Any]) -> float:
+def images_seen_per_step(given: Mapping[str, Any]) -> float:
     """Return the images seen in a step: the views of the batch, each counted by its share of a full view's pixels.
 
     Two views count 2 for each image of the batch; six small views of 96 pixels beside two of 224 add 6 × (96/224)².

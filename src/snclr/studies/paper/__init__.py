@@ -1,1 +1,1 @@
-"""The tables of the paper as studies: their rows, settings and figures."""
+"""The tables of the paper as studies: their rows, settings and results."""

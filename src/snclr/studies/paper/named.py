@@ -8,10 +8,9 @@ from typing import Any
 
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError, did_you_mean
-from snclr.methods import METHODS
 from snclr.recipes import get_recipe
 from snclr.studies.paper.ablations import ablation_rows
-from snclr.studies.paper.figures import (
+from snclr.studies.paper.reported import (
     ABLATIONS,
     TABLE_1_RESNET50,
     TABLE_1_VIT_BASE,
@@ -23,7 +22,7 @@ from snclr.studies.paper.figures import (
     System,
 )
 from snclr.studies.runs import UNTRAINED, Row
-from snclr.train.config import all_settings, fit_queue, resolve, settings_for_method
+from snclr.train.config import fit_queue, resolve, settings_for_method
 
 SMALL_VIT = {"encoder": "vit4-tiny", "stem": "auto"}
 """The encoder of ViT rows with recipes for little data."""
@@ -111,7 +110,7 @@ STUDIES: dict[str, NamedStudy] = {
     "table-6-cost": _ablation("Table 6", "memory and seconds per step over the set length", "cost"),
     "table-7-sides": _ablation("Table 7", "neighbors among positives and negatives", "sides"),
     "all-methods-small": NamedStudy(
-        "all sixteen systems, supervised and untrained, on the demo images", "docs/results/all-methods.md", _ALL,
+        "all systems of the paper, supervised and untrained, on the demo images", "docs/results/all-methods.md", _ALL,
         settings={"data": "demo", "recipe": "demo", "epochs": 6},
         tune=("lr=x1,x3",),
     ),
@@ -127,17 +126,15 @@ def get_study(name: str) -> NamedStudy:
 
 def describe_study(name: str, study: NamedStudy) -> dict[str, str]:
     """Return the rows of a study in words, by label, and the command that runs it."""
-    missing = missing_methods(study)
     described = {}
     for system in study.systems:
         settings = ", ".join(f"{key}={value}" for key, value in {**system.settings, **system.paper_only}.items())
-        figures = "; ".join(
+        reported = "; ".join(
             f"{f'{epochs} epochs: ' if epochs else ''}{', '.join(f'{m} {v}' for m, v in values.items())}"
-            for epochs, values in system.figures.items()
+            for epochs, values in system.reported.items()
         )
-        parts = [system.method, settings, f"paper: {figures}" if figures else ""]
-        absent = " (not available yet)" if system.method in missing else ""
-        described[system.label] = "; ".join(filter(None, parts)) + absent
+        parts = [system.method, settings, f"paper: {reported}" if reported else ""]
+        described[system.label] = "; ".join(filter(None, parts))
     for table in study.ablations:
         values = "; ".join(f"{value}: {', '.join(map(str, f.values()))}" for value, f in ABLATIONS[table].items())
         described[f"snclr ablate --table {table}"] = f"paper: {values}"
@@ -145,12 +142,6 @@ def describe_study(name: str, study: NamedStudy) -> dict[str, str]:
         described["tuned"] = " ".join(f"--tune {text}" for text in study.tune)
     flags = " ".join(filter(None, [study.example, f"--seeds {study.seeds}"]))
     return {**described, "command": f"snclr compare --study {name} {flags} --out OUT"}
-
-
-def missing_methods(study: NamedStudy) -> list[str]:
-    """Return the methods of a study that are not in the registry."""
-    methods = (system.method for system in study.systems)
-    return [name for name in dict.fromkeys(methods) if name != UNTRAINED and name not in METHODS]
 
 
 def study_settings(study: NamedStudy, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +168,7 @@ def study_rows(
     study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo, *, only: Sequence[str] = (),
     own_epochs: bool = True,
 ) -> tuple[list[Row], list[str]]:  # fmt: skip
-    """Return the rows with the paper's figures, and notes: rows that are not available, the scaling of epochs.
+    """Return the rows with the paper's results, and notes, e.g. on the scaling of epochs.
 
     `only` selects rows by label or method. With `own_epochs`, rows whose epochs differ in the paper differ here too: at
     the paper's scale as printed, else in proportion to the epochs of the first row.
@@ -185,14 +176,9 @@ def study_rows(
     if study.ablations:
         return _ablation_rows(study, settings, data)
     systems, small = _select(study.systems, only), is_small(settings)
-    missing = missing_methods(study)
-    available = [system for system in systems if system.method == UNTRAINED or system.method in METHODS]
-    if not available:
-        raise UserError(f"none of the methods of this study is available: {', '.join(missing)} are missing")
     base = resolve({"method": "snclr", **_run_settings(settings)}).epochs
-    rows = [_system_row(study, system, base, small=small, own_epochs=own_epochs) for system in available]
-    left_out = [system.label for system in systems if system not in available]
-    notes = [f"not available yet, left out: {', '.join(left_out)}"] if left_out else []
+    rows = [_system_row(study, system, base, small=small, own_epochs=own_epochs) for system in systems]
+    notes = []
     if small and own_epochs and any(system.epochs for system in systems):
         notes.append("epochs of the rows are in proportion to the paper's, with those of the first row as given")
     return rows, notes
@@ -211,33 +197,32 @@ def _select(systems: Sequence[System], only: Sequence[str]) -> list[System]:
 def _system_row(study: NamedStudy, system: System, base: int, *, small: bool, own_epochs: bool) -> Row:
     """Return the row of a system; `base` are the epochs of rows without their own."""
     untrained, reference = system.method == UNTRAINED, study.epochs or base
-    known = {name: value for name, value in system.settings.items() if name in all_settings()}
-    settings = {"method": "snclr" if untrained else system.method, **known}
+    settings = {"method": "snclr" if untrained else system.method, **system.settings}
     if not small:
         settings |= system.paper_only
     if own_epochs and system.epochs is not None:
         settings["epochs"] = max(1, round(base * system.epochs / reference))
-    # On little data, the figures are those of the table's default column.
+    # On little data, the results are those of the table's default column.
     column = 0 if untrained else system.epochs or (reference if small else base)
-    return Row(system.label, settings, untrained=untrained, paper=dict(system.figures.get(column, {})))
+    return Row(system.label, settings, untrained=untrained, paper=dict(system.reported.get(column, {})))
 
 
 def _ablation_rows(
     study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo
 ) -> tuple[list[Row], list[str]]:  # fmt: skip
-    """Return the rows of `snclr ablate` with the paper's figures; rows of several tables are listed once."""
+    """Return the rows of `snclr ablate` with the paper's results; rows of several tables are listed once."""
     config = fit_queue(resolve({"method": "snclr", **_run_settings(settings)}), data.images)
     rows: dict[str, Row] = {}
     notes = []
     for table in study.ablations:
         made, rule = ablation_rows(table, config, data)
         notes.append(f"rule: {rule}")
-        figures = list(ABLATIONS[table].values())
-        # Fewer rows than in the paper if the rule scales two of its values to the same one: the last ones are paired.
-        skip = 1 if table == "cost" else 0  # the paper has no figure for the row without neighbors
-        paired = dict(zip(reversed(range(skip, len(made))), reversed(figures), strict=False))
-        for number, row in enumerate(made):
-            rows.setdefault(row.label, Row(row.label, row.settings, paper=dict(paired.get(number, {}))))
+        reported = list(ABLATIONS[table].values())
+        first = {} if table == "cost" else reported.pop(0)  # the paper has no cost of the row without neighbors
+        # If the rule scales two of the paper's values to the same one, the rows are those of its largest values.
+        others = reported[len(reported) + 1 - len(made) :]
+        for row, paper in zip(made, [first, *others], strict=True):
+            rows.setdefault(row.label, Row(row.label, row.settings, paper=dict(paper)))
     return list(rows.values()), notes
 
 

@@ -1,11 +1,10 @@
-"""The systems that the paper compares, with all its figures for each and those of official repositories."""
+"""The systems that the paper compares, with all results that it reports for each and those of official repositories."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from snclr.methods import METHODS
-from snclr.studies.paper.figures import OFFICIAL, TABLES, Official, System
+from snclr.studies.paper.reported import OFFICIAL, TABLES, Official, System
 from snclr.studies.runs import UNTRAINED
 
 _ENCODERS = {"resnet50-imagenet": "ResNet-50", "vit-small-imagenet": "ViT-S", "vit-base-imagenet": "ViT-B"}
@@ -19,13 +18,8 @@ class PaperSystem:
     method: str
     flags: str
     """Flags of `snclr pretrain` that select it."""
-    figures: list[str] = field(default_factory=list)
-    """The paper's figures in words: linear top-1 (Table 1), or box AP (Table 3) of systems that are not in Table 1."""
-
-    @property
-    def available(self) -> bool:
-        """Whether its method is in the registry."""
-        return self.method in METHODS
+    reported: list[str] = field(default_factory=list)
+    """The paper's results in words: linear top-1 (Table 1), or box AP (Table 3) of systems that are not in Table 1."""
 
     @property
     def official(self) -> tuple[Official, ...]:
@@ -41,9 +35,9 @@ def paper_systems() -> list[PaperSystem]:
             if row.method != UNTRAINED:
                 label = row.label.split(" at ")[0].split(" (")[0].rstrip("*")
                 found = systems.setdefault(label, PaperSystem(label, row.method, _flags(row)))
-                if table.metrics[0] == "linear" or (table.metrics[0] == "AP_bb" and not found.figures):
+                if table.metrics[0] == "linear" or (table.metrics[0] == "AP_bb" and not found.reported):
                     name = row.label.partition(" (")[2].rstrip(")") or _ENCODERS[table.recipe]
-                    found.figures.append(f"{name} {_figures(row, table.metrics[0])}")
+                    found.reported.append(f"{name} {_describe_results(row, table.metrics[0])}")
     return list(systems.values())
 
 
@@ -52,8 +46,8 @@ def _flags(row: System) -> str:
     return " ".join([f"--method {row.method}", *(f"--{name} {value}" for name, value in given.items())])
 
 
-def _figures(row: System, metric: str) -> str:
-    """Return a system's figures of one metric with their epochs, e.g. `69.6 / 72.4 (100 / 200 epochs)`."""
-    values = " / ".join(str(figures[metric]) for figures in row.figures.values())
+def _describe_results(row: System, metric: str) -> str:
+    """Return a system's results of one metric with their epochs, e.g. `69.6 / 72.4 (100 / 200 epochs)`."""
+    values = " / ".join(str(reported[metric]) for reported in row.reported.values())
     unit = "" if metric == "linear" else "box AP "
-    return f"{unit}{values} ({' / '.join(map(str, row.figures))} epochs)"
+    return f"{unit}{values} ({' / '.join(map(str, row.reported))} epochs)"

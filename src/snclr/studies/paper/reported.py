@@ -1,7 +1,7 @@
-"""The figures of the paper's Tables 1 to 7 (Ge et al., ICLR 2023), and those of official repositories.
+"""The numbers of the paper's Tables 1 to 7 (Ge et al., ICLR 2023), and those of official repositories.
 
 Each row names the method and the settings that make it here. `*` after a label marks a row that the paper's authors
-trained themselves. Methods are names in `METHODS`, looked up when a study is built.
+trained themselves.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ DETECTION = ("AP_bb", "AP50_bb", "AP75_bb", "AP_mk", "AP50_mk", "AP75_mk")
 
 @dataclass(frozen=True)
 class System:
-    """A row of a table: its label in the paper, the method that makes it here, and its figures in per cent."""
+    """A row of a table: its label in the paper, the method that makes it here, and its results in per cent."""
 
     label: str
     method: str
-    figures: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    reported: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """By number of epochs and metric."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of this row for any data."""
@@ -47,8 +47,8 @@ class PaperTable:
 
 
 def _linear(label: str, method: str, epochs: tuple[int, ...], *values: float | None, **settings: Any) -> System:
-    figures = {count: {TOP1: value} for count, value in zip(epochs, values, strict=True) if value is not None}
-    return System(label, method, figures, settings)
+    reported = {count: {TOP1: value} for count, value in zip(epochs, values, strict=True) if value is not None}
+    return System(label, method, reported, settings)
 
 
 def _row(label: str, method: str, epochs: int, metrics: tuple[str, ...], *values: float) -> System:
@@ -168,14 +168,14 @@ ABLATIONS: dict[str, dict[str | int, dict[str, float]]] = {
         "none": {TOP1: 71.17}, "positives": {TOP1: 71.88}, "negatives": {TOP1: 72.43}, "both": {TOP1: 73.38},
     },
 }  # fmt: skip
-"""Tables 4 to 7: ViT-S, 300 epochs on ImageNet; figures by the value that a row changes, in the order of the rows."""
+"""Tables 4 to 7: ViT-S, 300 epochs on ImageNet; results by the value that a row changes, in the order of the rows."""
 
 
 @dataclass(frozen=True)
 class Official:
     """A linear top-1 on ImageNet that a method's own repository reports."""
 
-    figure: str
+    result: str
     source: str
 
 
@@ -197,4 +197,4 @@ OFFICIAL: dict[str, tuple[Official, ...]] = {
     "mae": (Official("ViT-B 67.8 (1600 epochs)", "github.com/facebookresearch/mae FINETUNE.md"),),
     "cae": (Official("ViT-B 64.5 (300 epochs)", "github.com/Atten4Vis/CAE README"),),
 }
-"""Only figures that differ from those of the paper."""
+"""Only results that differ from those of the paper."""
