@@ -97,7 +97,7 @@ def test_unreadable_images_are_counted_as_training_and_evaluation_do(images, tmp
 
 def test_with_several_processes_one_rank_is_measured(images, capsys):
     found = plan(steps=1, data=str(images), **SMALL, devices="2")
-    assert found.processes == 2
+    assert found.ranks == 2
     show_plan(found)
     text = capsys.readouterr().out
     assert "(rank 0 of 2, 8 images)" in text

@@ -195,7 +195,8 @@ def test_lists_and_names_that_are_not_utf8_are_packed(tmp_path):
     assert len(open_dataset(f"{tmp_path}/t/*.tar")) == 2
 
 
-def test_the_pack_command(tmp_path, capsys):
+def test_the_pack_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("snclr.runtime.progress._BRIEF_SECONDS", 0.0)  # print the progress of a short job
     make_folder(tmp_path / "f", count=6, bad=(1,))
     assert cli.main(["pack", str(tmp_path / "f"), "--shards", str(tmp_path / "s"), "--check"]) == 0
     printed = capsys.readouterr()

@@ -156,7 +156,8 @@ def test_take_selects_features_labels_and_ids() -> None:
     assert part.labels.tolist() == [2, 1]
 
 
-def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snclr.runtime.progress._BRIEF_SECONDS", 0.0)  # print the progress of a short job
     extract_features(tiny_encoder(), tiny_dataset(), image_size=8, description="test set", quiet=True)
     assert capsys.readouterr().err == ""
     extract_features(tiny_encoder(), tiny_dataset(), image_size=8, description="test set")

@@ -25,6 +25,6 @@ def test_the_shown_options_are_those_of_a_session(name) -> None:
     assert "options" not in shown
 
 
-def test_an_unknown_option_is_rejected(tmp_path) -> None:
+def test_an_unknown_option_is_rejected(run) -> None:
     with pytest.raises(TypeError, match="wokers"):
-        snclr.knn(tmp_path, wokers=2)
+        snclr.knn(run, wokers=2)

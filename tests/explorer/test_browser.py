@@ -229,7 +229,7 @@ def test_the_run_screen_updates_while_training_goes_on(page, address, explored):
     assert "queue_length" in texts(page, ".settings code")
     with (explored / "one" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, "epoch": 3.0, "loss": 123.5, "collapsed": True}) + "\n")
-    page.wait_for_selector(".alarms li:has-text('collapsed')")
+    page.wait_for_selector(".alerts li:has-text('collapsed')")
     assert page.locator(".chart", has_text="Loss").locator("output").first.inner_text() == "124"
 
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,38 @@ def test_the_loss_of_the_map_is_that_of_explain(client):
     row = int(np.flatnonzero(ids == 7)[0])
     found = ask(client, "api/neighbors?set=images&id=7&space=projection&gallery=images").json()
     assert losses[row] == pytest.approx(found["loss"], rel=1e-4)
+
+
+def test_the_loss_of_the_map_has_the_raised_weights_of_gamma_pull(trained):
+    from snclr.explorer.run_data import OpenedRun
+
+    def report(done: int, total: int) -> None: ...
+
+    with open_session(trained, device="cpu", quiet=True) as session:
+        run = OpenedRun("a", trained, session)
+        images = open_dataset(str(run.config.data))
+        y1, y2 = (run.features(network, images, report) for network in ("y1", "y2"))
+    plain = run.losses(y1, y2, report)
+    assert run.criterion is not None
+    run.criterion.config = replace(run.criterion.config, gamma="pull")
+    losses = run.losses(y1, y2, report)
+    explained = [run.explain(y1.raw[[n]], y2.features[[n]], y2, images, int(y2.ids[n]))[0] for n in range(len(losses))]
+    assert losses.tolist() == pytest.approx(explained, rel=1e-4)
+    assert (losses - plain).abs().max() > 0.01
+
+
+def test_a_kept_checkpoint_has_the_encoder_that_the_run_exports(images, tmp_path):
+    from snclr.explorer.run_data import OpenedRun
+
+    settings = {"method": "dino", "prototypes": 8, "neighbors": None, "queue_length": None}
+    out = tiny_run.train(images, tmp_path / "dino", **settings)
+    with open_session(out, device="cpu", quiet=True) as session:
+        run = OpenedRun("a", out, session)
+        dataset = open_dataset(str(images))
+        step, path = run.kept_encoders()[-1]
+        kept = run.kept_features(step, path, dataset, lambda done, total: None)
+        exported = run.features("encoder", dataset, lambda done, total: None)
+    torch.testing.assert_close(kept.features, exported.features)
 
 
 def test_the_run_screen_has_curves_bad_images_and_changed_settings(client):

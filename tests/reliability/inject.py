@@ -96,19 +96,23 @@ def not_finite(what: str, step: int, rank: int, value: str, notes: str) -> None:
     from snclr.train.trainer import Trainer
 
     own_rank = int(os.environ["RANK"])
-    forward, fit, count = SNCLR.forward, Trainer.fit, [0]
+    losses, fit, count = SNCLR.losses, Trainer.fit, [0]
 
-    def nonfinite_forward(self: Any, views: Any, ids: Any, **kwargs: Any) -> Any:
-        output = forward(self, views, ids, **kwargs)
+    def nonfinite_losses(self: Any, views: Any, ids: Any, **kwargs: Any) -> Any:
+        plain = losses(self, views, ids, **kwargs)
         count[0] += 1
         if count[0] != step + 1:
-            return output
+            return (yield from plain)
         (Path(notes) / f"{own_rank}.ids").write_text(json.dumps(ids.tolist()))
         if own_rank != rank:
-            return output
+            return (yield from plain)
+        loss = next(plain)  # of the first direction
         if what == "gradient":
-            output.loss.register_hook(lambda gradient: gradient * float(value))
-            return output
+            loss.register_hook(lambda gradient: gradient * float(value))
+            yield loss
+            return (yield from plain)
+        yield loss * float(value)
+        output = yield from plain
         return output._replace(loss=output.loss * float(value))
 
     def fit_and_record(trainer: Any, checkpoint: Any) -> None:
@@ -120,7 +124,7 @@ def not_finite(what: str, step: int, rank: int, value: str, notes: str) -> None:
             barrier()  # torchrun ends all ranks when the first one ends
             raise
 
-    SNCLR.forward = nonfinite_forward  # type: ignore[method-assign]
+    SNCLR.losses = nonfinite_losses  # type: ignore[method-assign]
     Trainer.fit = fit_and_record  # type: ignore[method-assign]
 
 

@@ -68,7 +68,7 @@ def a_page(names: list[str], classes: list[str] | None = None) -> Page:
         results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
         classes=ClassTable(used, np.arange(len(used) ** 2).reshape(len(used), -1), used[0]),
         skipped=[{"key": one, "reason": one} for one in used],
-        gallery=NeighborSection(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
+        neighbors=NeighborSection(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
         alerts=used[:2],
         map=build_map(
             np.stack([np.cos(angle), np.sin(angle)], 1), used, classes or used,

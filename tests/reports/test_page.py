@@ -42,7 +42,7 @@ def page(names: list[str], **changes: Any) -> Page:
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
         classes=ClassTable(some[:3], np.array([[3, 1, 0], [0, 2, 2], [0, 0, 0]]), some[0]),
         skipped=[{"index": 0, "key": one, "reason": one} for one in some],
-        gallery=NeighborSection(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
+        neighbors=NeighborSection(rows, uris, some[0], [0.5, None, 0.25], "how w is computed"),
         map=build_map(points, some, list(some), tiles, "p"),
         sessions=[{"event": "start", "time": some[0], "command": one, "device": one, "cores": 2, "threads": 2,
                    "ranks": 2, "versions": {one: one}, "seconds": 61.0} for one in some[:2]],
@@ -147,7 +147,7 @@ def test_images_have_alt_text_and_tables_have_headers() -> None:
 def test_missing_sections_state_the_reason() -> None:
     bare = Page(
         "r", "0.1.0", state=RunState("in progress", "no encoder yet"), settings=Missing("no settings <here>"),
-        records=Missing("no lines yet"), gallery=Missing("no checkpoint yet"), map=Missing("images are gone"),
+        records=Missing("no lines yet"), neighbors=Missing("no checkpoint yet"), map=Missing("images are gone"),
     )  # fmt: skip
     html = render(bare)
     reasons = ("no settings &lt;here&gt;", "no lines yet", "no checkpoint yet", "images are gone")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from snclr.errors import UserError
 from snclr.studies.options import StudyOptions
 
 if TYPE_CHECKING:
@@ -88,38 +87,8 @@ def ablate(
         steps: Training steps to measure for table cost.
         name: Name of the table and its files (default: ablate-TABLE).
     """
-    from snclr.data.info import inspect_dataset
-    from snclr.studies.conditions.leakage import check_test_images
-    from snclr.studies.design import Study, check_settings, command_line
-    from snclr.studies.paper.ablations import NO_NEIGHBORS, TABLES, ablation_rows
-    from snclr.studies.runs import Evaluation
+    from snclr.studies.assemble import assemble_ablation
     from snclr.studies.study import run_study
-    from snclr.train.config import fit_queue, resolve
 
     options, settings = StudyOptions.split(keywords)
-    check_settings(settings, [NO_NEIGHBORS])
-    if steps < 1:
-        raise UserError(f"--steps must be at least 1, not {steps}")
-    data, numbers = inspect_dataset(settings.get("data") or ""), _numbers(values)
-    rows, rule = ablation_rows(table, fit_queue(resolve(settings), data.images), data, numbers)
-    evaluation, notes = Evaluation(kind="cost", steps=steps), list[str]()
-    if table != "cost":
-        evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
-        evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
-        notes += ["every row searches neighbors, even if its loss uses none, to measure neighbor purity"]
-    flags = {
-        "table": table, "values": numbers, "steps": steps if table == "cost" and steps != 30 else None,
-        "name": None if name == f"ablate-{table}" else name,
-    }  # fmt: skip
-    name, title = name or f"ablate-{table}", f"{data.name}: {TABLES[table]}"
-    command = command_line("ablate", {**flags, **options.recorded(), **settings})
-    return run_study(Study(options, name, title, rows, settings, evaluation, data, command, rule=rule, notes=notes))
-
-
-def _numbers(values: str | Sequence[int] | None) -> list[int] | None:
-    if values is None:
-        return None
-    try:
-        return [int(part) for part in (values.split(",") if isinstance(values, str) else values) if str(part).strip()]
-    except ValueError:
-        raise UserError(f"--values takes whole numbers, e.g. 10,30,50, not {values!r}") from None
+    return run_study(assemble_ablation(options, settings, table=table, values=values, steps=steps, name=name))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = None) -> list[Exported]:
     """Export the encoder of a run. Each export is loaded by its library and compared before it is kept.
 
-    If some formats cannot be written, the others are, and ExportError says which failed and why.
+    If some formats cannot be written, the others are, and ExportError states which failed and why.
 
     Args:
         run: Run directory, the --out of snclr pretrain.
@@ -43,14 +43,14 @@ def import_encoder(
 ) -> ImportedEncoder:
     """Write weights of another library as a folder that `knn`, `neighbors`, `explore` and others take like a run.
 
-    All tensors of the encoder must be there with the right shapes; classifiers and heads are ignored. No code in the
-    file is run.
+    All tensors of the encoder must be present with the right shapes; classifiers and heads are ignored. No code in
+    the file is executed.
 
     Args:
         weights: Weights file of torchvision, timm or MoCo v3 (.pth, .pt, .safetensors), or `pretrained`: the weights
             that the encoder's library publishes (downloaded).
         encoder: Architecture of the weights; `snclr encoders` lists them.
-        out: Folder to write; it must not exist or be empty.
+        out: Folder to write: a new or an empty one.
         image_size: Side of the images in pixels.
         stem: First layers of a ResNet: auto, standard, small or half.
         heads: Attention heads of a ViT (default: the library's).

@@ -11,7 +11,7 @@ from snclr.api.early_checks import check_pretrain
 from snclr.errors import UserError
 
 USELESS_PURITY = 0.45
-"""At this neighbor purity and below, neighbors gained nothing on any data set of docs/results/neighbor-study.md."""
+"""At this neighbor purity and below, neighbors gained nothing on any dataset of docs/results/neighbor-study.md."""
 
 if TYPE_CHECKING:
     from snclr.data.info import DatasetInfo
@@ -64,7 +64,7 @@ class NeighborProbe:
     purity: float | None
     """Share of the neighbors with the image's class, if the images have labels."""
     pulled_share: float | None
-    """Share of the neighbors that the loss pulls the image toward; None if neighbors are no positives."""
+    """Share of the neighbors that the loss pulls the image toward; None if neighbors are not positives."""
     advice: str
 
 
@@ -74,8 +74,8 @@ class RunPlan:
 
     images: int
     batch_size: int
-    processes: int
-    """Ranks, over all nodes."""
+    ranks: int
+    """World size: ranks over all nodes."""
     epochs: int
     steps_per_epoch: int
     steps: int
@@ -162,18 +162,18 @@ def plan(
     from snclr.train.planning.cost import measure_cost
     from snclr.train.planning.memory import count_memory
 
-    processes = _world_size(run)
-    check_batch_size(run.batch_size, processes)
-    share = {"batch_size": run.batch_size // processes, "devices": "1", "nodes": 1}
+    ranks = _world_size(run)
+    check_batch_size(run.batch_size, ranks)
+    share = {"batch_size": run.batch_size // ranks, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)
     seconds = cost["seconds_with_views"]
     memory = count_memory(
-        run, images=run.batch_size // processes, ranks=processes, classes=data.classes, dataset_images=data.images
+        run, images=run.batch_size // ranks, ranks=ranks, classes=data.classes, dataset_images=data.images
     )
     tensor_mb = {name: count / 1e6 for name, count in {**asdict(memory), "total": memory.total}.items()}
     probe = _probe({**run.to_dict(), **share}, probe_minutes) if probe_minutes else None
     return RunPlan(
-        images=data.images, batch_size=run.batch_size, processes=processes, epochs=run.epochs,
+        images=data.images, batch_size=run.batch_size, ranks=ranks, epochs=run.epochs,
         steps_per_epoch=epoch_steps, steps=epoch_steps * run.epochs, tried_steps=steps,
         compute_seconds_per_step=cost["seconds_per_step"], seconds_per_step=seconds,
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,

@@ -21,10 +21,9 @@ _COMPARE_EXAMPLES = """Examples:
   snclr compare --study table-2-resnet50 --data demo --recipe demo --epochs 4 --out runs/table-2
 
 Each row of the table is a method, or a method with its own settings (METHOD:NAME=VALUE,NAME=VALUE). Flags of `snclr
-pretrain` apply to all rows; encoder, data and views cannot differ between rows, except in a named study (`snclr
-studies`). Each run is a subprocess.
-Finished runs are identified by their settings and data: the same command continues after a stop, and an additional row
-or seed trains only that row or seed.
+pretrain` apply to all rows; a row cannot set encoder, data, batch size or views for itself, except in a named study
+(`snclr studies`). Each run is a subprocess. Finished runs are identified by their settings and data: the same command
+continues after a stop, and an additional row or seed trains only that row or seed.
 """
 _ABLATE_EXAMPLES = """Examples:
   snclr ablate --table positiveness --seeds 3 --recipe demo --data demo --out runs/ablate

@@ -37,6 +37,8 @@ Protocols:
   paper    random resized crops and flips in every epoch. SGD, momentum 0.9,
            no weight decay, cosine; base learning rate × batch/256: 3 for ViTs
            (timm's VisionTransformer, Beit, Eva), else 0.1
+  mae      the crops of paper, and a batch norm without parameters before the
+           classifier. LARS, warm-up, cosine; base learning rate 0.1
 
 Features are cached in RUN/evaluation/features. Repeat the command to continue a stopped evaluation.
 """

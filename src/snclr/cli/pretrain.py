@@ -73,8 +73,8 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         of = "" if plan.checked == plan.images else f" of the {plan.checked:,} checked"
         yield "", f"unreadable images: {len(plan.unreadable):,}{of}, e.g. {key}: {reason}"
     waiting = max(0.0, 1 - plan.compute_seconds_per_step / plan.seconds_per_step)
-    images = count(plan.batch_size // plan.processes, "image")
-    share = f" (rank 0 of {plan.processes}, {images})" if plan.processes > 1 else ""
+    images = count(plan.batch_size // plan.ranks, "image")
+    share = f" (rank 0 of {plan.ranks}, {images})" if plan.ranks > 1 else ""
     yield (
         "step",
         f"{plan.seconds_per_step:.3g} s{share}, {waiting:.0%} of it waiting for data"
@@ -109,7 +109,7 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         }
         parts = [f"{share:.0%} {what}" for what, share in shares.items() if share is not None]
         yield "neighbors", f"{', '.join(parts) or 'none found'} (after {probe.steps:,} steps, {probe.minutes:g} min)"
-    if plan.processes > 1:
+    if plan.ranks > 1:
         yield "note", "communication between ranks is not included; see docs/reference/scaling.md"
 
 

@@ -1,7 +1,8 @@
 """Cached features, in blocks: a stopped extraction continues, and the next evaluation reuses them.
 
     RUN/evaluation/features/ROLE-KEY/info.json                   what the features are of
-                                     block-000012.safetensors    features, ids; metadata: skipped, stamp, sha256
+                                     block-000012.safetensors    features, ids; metadata: skipped, sha256, and
+                                                                 stamp, the digest of the images
 
 The key is a hash of the weights, the dataset fingerprint, the view and the device type. A block is used only while its
 images are unchanged: by content (arrays) or by size and mtime (files). The directory may be deleted at any time.

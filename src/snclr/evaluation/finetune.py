@@ -34,8 +34,8 @@ from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.few_labels.subsets import LabeledSubset, choose_subset
+from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import FinetuneResult
-from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
@@ -171,7 +171,7 @@ def evaluate_finetune(
     with raise_on_all_ranks():  # a list of images may differ between nodes
         subset = choose_subset(inputs.train, inputs.train_labels, labels, seed=seed)
         batch = shared_batch_size(batch_size, len(subset.index))
-        if epochs is None:
+        if epochs is None:  # below 1.5 %: a list of about 1 % counts as 1 %
             epochs = 60 if subset.share < Fraction(3, 200) else 30
         settings = FinetuneSettings(
             epochs=epochs, batch_size=batch, lr=scaled_lr(base_lr["encoder"], max(batch, 1)),
@@ -223,7 +223,7 @@ def shared_batch_size(given: int, images: int) -> int:
     if images >= given:
         return given
     if images < world_size:
-        raise UserError(f"{images} labeled images are too few for {world_size} processes; give --devices 1")
+        raise UserError(f"{images} labeled images are too few for {world_size} ranks; give --devices 1")
     return images - images % world_size
 
 

@@ -14,8 +14,8 @@ from snclr.distributed.collectives import all_gather_rows, rank_and_size
 from snclr.errors import UserError, count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.features import Features
+from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import KnnResult
-from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import (
     Score,
     check_classes,

@@ -22,6 +22,7 @@ from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, eval_mode, extract_features, feature_width
 from snclr.evaluation.images import BatchPlan
+from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.linear_task import (
     AugmentedTask,
     CachedTask,
@@ -30,7 +31,6 @@ from snclr.evaluation.linear_task import (
     StandardizedFeatures,
 )
 from snclr.evaluation.results import LinearResult
-from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import (
     Labeled,
     Score,

@@ -1,4 +1,4 @@
-"""The typed results of kNN, linear and fine-tuning, and the results.jsonl of a run."""
+"""The typed results of kNN, few-shot, linear and fine-tuning, and the results.jsonl of a run."""
 
 from __future__ import annotations
 

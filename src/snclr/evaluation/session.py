@@ -150,7 +150,7 @@ def report_errors_on_rank_zero() -> Iterator[None]:
 def _start(device: str, devices: str, nodes: int) -> str:
     """Return the device of this rank, after starting the other ranks if several are requested."""
     if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
-        raise UserError(f"devices is {devices!r}; give a number of processes of at least 1, or auto for all GPUs")
+        raise UserError(f"devices is {devices!r}; give a number of ranks of at least 1, or auto for all GPUs")
     if nodes < 1:
         raise UserError(f"nodes is {nodes}; give at least 1")
     chosen = pick_device(device)

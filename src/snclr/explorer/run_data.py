@@ -1,6 +1,6 @@
 """What the screens read of a run: networks, images, features, queue, metrics and settings.
 
-This module is the only one of the package that uses the internals of training and evaluation.
+Only this module opens checkpoints, datasets and settings; the screens compute with what it returns.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class OpenedRun:
                 at = slice(row - start, row - start + 1)
                 loss = soft_neighbor_loss(
                     z1[row : row + 1], y2.features[row : row + 1], y2.features, near.index[at], w[at],
-                    tau=s.temperature, form=s.loss_form, sides=s.sides,
+                    tau=s.temperature, form=s.loss_form, sides=s.sides, pull=self.criterion.raises_weights,
                 )  # fmt: skip
                 result[row] = float(loss) * (2 * s.temperature if s.times_2tau else 1)
             report(rows.stop, len(z1))
@@ -239,9 +239,11 @@ class OpenedRun:
         return sorted((found | snapshots(self.dir)).items())
 
     def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: Callable[[int, int], None]) -> Matrix:
-        """Return the encoder features of a kept checkpoint or snapshot."""
+        """Return the features of the encoder in a kept checkpoint or snapshot: the one that the run exports."""
         if path.is_dir():
-            prefix, tensors = "method/encoder.", load_checkpoint(path).tensors
+            teacher = getattr(self.method, "momentum_encoder", None)
+            is_exported = teacher is not None and self.method.exported_encoder is teacher  # DINO
+            prefix, tensors = f"method/{'momentum_' * is_exported}encoder.", load_checkpoint(path).tensors
             state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         else:
             state = load_snapshot(path)

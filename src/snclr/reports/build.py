@@ -1,4 +1,4 @@
-"""Build the report of a run: read its files, compute gallery and map from a sample of its images, write the page."""
+"""Build the report of a run: read its files, compute neighbors and map from a sample of its images, write the page."""
 
 from __future__ import annotations
 
@@ -124,16 +124,16 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     if not isinstance(dataset, Missing):
         rename_classes(dataset, options.class_names)
     results = read_results(run.path)
-    gallery: NeighborSection | Missing
+    neighbors: NeighborSection | Missing
     embedding_map: EmbeddingMap | Missing
     classes: ClassTable | Missing | None = Missing("images were not encoded (--no-embeddings)")
     if isinstance(dataset, Missing):
-        gallery = embedding_map = dataset
+        neighbors = embedding_map = dataset
     elif not options.embeddings:
-        gallery = embedding_map = Missing("images were not encoded (--no-embeddings)")
+        neighbors = embedding_map = Missing("images were not encoded (--no-embeddings)")
     else:
         some = sample(dataset, options.images, options.seed)
-        gallery = _or_missing(lambda: compute_gallery(session, run, some, options))
+        neighbors = _or_missing(lambda: compute_neighbors(session, run, some, options))
         embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
     if options.embeddings:
         classes = _or_missing(lambda: classify_again(session, results, options.class_names))
@@ -143,7 +143,7 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         state=read_state(run, sessions, logged),
         settings=settings, records=records, invalid_lines=invalid_lines,
         results=results, classes=classes, skipped=read_jsonl(run.skipped),
-        gallery=gallery, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
+        neighbors=neighbors, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
         alerts=read_alerts(run, logged), explore_command=snclr_command("explore", run.path), sessions=sessions,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
@@ -172,7 +172,7 @@ def sample(dataset: ImageDataset, count: int, seed: int) -> ImageDataset:
     return Subset(dataset, np.sort(epoch_order(len(dataset), seed, epoch=0)[:count]))
 
 
-def compute_gallery(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> NeighborSection:
+def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> NeighborSection:
     """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
     space = open_space(run.path, device=session.device)
     queries = retrieval.Queries.embed(session, space, dataset)

@@ -50,7 +50,7 @@ class Metric:
 
 
 METRICS = (
-    Metric("loss", "Loss", "sum over both directions"),
+    Metric("loss", "Loss", "of the run's method; SNCLR: sum over both directions"),
     Metric("lr", "Learning rate", "of the logged step", noisy=False),
     Metric("spread", "Spread", "1: features spread out; 0: collapsed", min_span=0.2),
     Metric("effective_rank", "Effective rank", "of the features of a batch"),

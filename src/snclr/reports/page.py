@@ -30,7 +30,7 @@ MAX_TEST_SETS = 6
 """Test sets with a row of cards; the table of evaluations has all."""
 _TOO_LARGE = f"left out: the page would exceed {MAX_BYTES / 1e6:.0f} MB. Use fewer images (--images, --rows)"
 SIDE = 128
-"""Pixels of an image of the gallery; smaller images are embedded at their own size."""
+"""Pixels of an image with neighbors; smaller images are embedded at their own size."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Page:
     classes: ClassTable | Missing | None = None
     """Accuracy by class; None without a kNN result."""
     skipped: Sequence[Mapping[str, Any]] = ()
-    gallery: NeighborSection | Missing = Missing("not requested")
+    neighbors: NeighborSection | Missing = Missing("not requested")
     map: EmbeddingMap | Missing = Missing("not requested")
     images: int | None = None
     """Number of training images, if known."""
@@ -92,21 +92,21 @@ class Page:
         return {name: part.reason for name, part in self._parts().items() if isinstance(part, Missing)}
 
     def _parts(self) -> dict[str, Any]:
-        parts = {"curves": self.records, "neighbors": self.gallery, "map": self.map}
+        parts = {"curves": self.records, "neighbors": self.neighbors, "map": self.map}
         return {**parts, "evaluations": self.results, "configuration": self.settings}
 
 
 def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
     """Render a page of at most `max_bytes`, and return it with the content it shows.
 
-    The map's thumbnails are dropped first, then the map, then the gallery.
+    The map's thumbnails are dropped first, then the map, then the neighbors.
     """
     candidates = [page]
     if isinstance(page.map, EmbeddingMap):
         candidates.append(replace(page, map=replace(page.map, data={**page.map.data, "sprite": None})))
         candidates.append(replace(page, map=Missing(_TOO_LARGE)))
-    if isinstance(page.gallery, NeighborSection):
-        candidates.append(replace(candidates[-1], gallery=Missing(_TOO_LARGE)))
+    if isinstance(page.neighbors, NeighborSection):
+        candidates.append(replace(candidates[-1], neighbors=Missing(_TOO_LARGE)))
     for shown in candidates:
         html = render(shown)
         if len(html.encode()) <= max_bytes:
@@ -160,7 +160,7 @@ def environment() -> Environment:
     env.tests["finite"] = is_finite_number
     env.globals |= {
         "accuracy_of": accuracies.accuracy_of, "warnings_of": accuracies.warnings_of, "kinds": accuracies.KINDS,
-        "curves": curves, "map_module": embedding_map, "gallery_side": SIDE,
+        "curves": curves, "map_module": embedding_map, "image_side": SIDE,
         "policy": content_security_policy(), "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")), "max_results": MAX_RESULTS, "max_skipped": MAX_SKIPPED,
         "max_matrix": MAX_MATRIX,

@@ -1,4 +1,4 @@
-"""Assemble the study of `snclr compare` from its flags and, if one is named, from a named study."""
+"""Assemble the studies of `snclr compare` and `snclr ablate` from their flags and, if one is named, a named study."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from snclr.studies.conditions.leakage import check_test_images
 from snclr.studies.conditions.tuning import TUNE_SEED, parse_tune
 from snclr.studies.design import Study, check_settings, command_line
 from snclr.studies.options import StudyOptions
+from snclr.studies.paper.ablations import NO_NEIGHBORS, TABLES, ablation_rows
 from snclr.studies.paper.named import NamedStudy, get_study, is_small, study_measures, study_rows, study_settings
 from snclr.studies.runs import Evaluation, Row, parse_methods
+from snclr.train.config import fit_queue, resolve, settings_for_method
 
 DEFAULT_METHODS = "snclr,nnclr,mocov3"
 
@@ -61,6 +63,39 @@ def assemble_comparison(
     )  # fmt: skip
 
 
+def assemble_ablation(
+    options: StudyOptions, settings: dict[str, Any], *, table: str, values: str | Sequence[int] | None, steps: int,
+    name: str | None,
+) -> Study:  # fmt: skip
+    """Return the study of an ablation table; raise UserError before anything is trained if it is not possible."""
+    check_settings(settings, [NO_NEIGHBORS])
+    if steps < 1:
+        raise UserError(f"--steps must be at least 1, not {steps}")
+    data, numbers = inspect_dataset(settings.get("data") or ""), _numbers(values)
+    rows, rule = ablation_rows(table, fit_queue(resolve(settings), data.images), data, numbers)
+    evaluation, notes = Evaluation(kind="cost", steps=steps), list[str]()
+    if table != "cost":
+        evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
+        evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
+        notes += ["every row searches neighbors, even if its loss uses none, to measure neighbor purity"]
+    flags = {
+        "table": table, "values": numbers, "steps": steps if table == "cost" and steps != 30 else None,
+        "name": None if name == f"ablate-{table}" else name,
+    }  # fmt: skip
+    name, title = name or f"ablate-{table}", f"{data.name}: {TABLES[table]}"
+    command = command_line("ablate", {**flags, **options.recorded(), **settings})
+    return Study(options, name, title, rows, settings, evaluation, data, command, rule=rule, notes=notes)
+
+
+def _numbers(values: str | Sequence[int] | None) -> list[int] | None:
+    if values is None:
+        return None
+    try:
+        return [int(part) for part in (values.split(",") if isinstance(values, str) else values) if str(part).strip()]
+    except ValueError:
+        raise UserError(f"--values takes whole numbers, e.g. 10,30,50, not {values!r}") from None
+
+
 def _title(
     data: DatasetInfo, named: NamedStudy | None, settings: dict[str, Any], rows: Sequence[Row], options: StudyOptions
 ) -> str:
@@ -85,8 +120,6 @@ def _own_epochs(named: NamedStudy) -> bool:
 
 def _used(settings: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """Leave out the study's own defaults that none of the rows uses."""
-    from snclr.train.config import settings_for_method
-
     methods = {row.settings["method"] for row in rows}
     used = {name for method in methods for name in settings_for_method(method, settings)}
     return {name: value for name, value in settings.items() if name in used}

@@ -22,7 +22,10 @@ _ROWS = 1024
 
 
 class Pairs(NamedTuple):
-    """Pairs of similar images, most similar first: rows `one` < `other` (p,) and their cosine (p,)."""
+    """Pairs of similar images, most similar first: rows `one` and `other` (p,) and their cosine (p,).
+
+    Within one set, `one` < `other`; of a leak, `one` is the test row and `other` the training row.
+    """
 
     one: Tensor
     other: Tensor

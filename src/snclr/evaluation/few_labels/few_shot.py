@@ -21,8 +21,8 @@ from snclr.errors import UserError, count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.features import Features
 from snclr.evaluation.knn import knn
+from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import FewShotResult
-from snclr.evaluation.retrieval.overlap import split_warnings
 from snclr.evaluation.scoring import Score, check_widths, describe_sets, labeled
 from snclr.evaluation.session import Session, open_inputs
 from snclr.evaluation.state import EvalState

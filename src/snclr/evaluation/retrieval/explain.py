@@ -31,7 +31,7 @@ from snclr.train.load_run import load_trained_method
 
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
 DENOMINATORS = {
-    "own": "the row's own K+1 terms, Σ_{i=0..K} exp(z1·NN_i/τ): a batch of this one image has no other instances",
+    "own": "the row's own K+1 terms, Σ_{i=0..K} exp(z1·NN_i/τ): a batch of this one image has no other terms",
     "y2": "exp(z1·y2/τ) alone, without the image's own neighbors, for a batch of this one image",
 }
 DrawExplanation = Callable[[Explanation, Callable[[ExplainedTerm], "RGBImage | None"], Path], None]

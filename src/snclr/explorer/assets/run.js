@@ -1,4 +1,4 @@
-// Run: live curves, singular values, alarms, bad images, settings.
+// Run: live curves, singular values, alerts, bad images, settings.
 
 import { get } from "./api.js";
 import { chart } from "./chart.js";
@@ -61,12 +61,12 @@ export function mount(root, app) {
         stat("Spread", number(last.spread, 2), "1 spread out, 0 collapsed"),
         stat("Effective rank", number(last.effective_rank, 1), "of a batch"),
         stat("Queue kNN", percent(last.queue_knn), "within the queue"),
-        stat("Bad images", count(run.bad_total), ""),
+        stat("Unreadable images", count(run.bad_total), ""),
       ),
-      run.alarms.length ? h("ul", { class: "alarms", role: "alert" }, run.alarms.map((text) => h("li", { text }))) : h("p", { class: "quiet ok", text: "No alarms: no collapse, every loss finite." }),
+      run.alerts.length ? h("ul", { class: "alerts", role: "alert" }, run.alerts.map((text) => h("li", { text }))) : h("p", { class: "quiet ok", text: "No alerts: no collapse, every loss finite." }),
       h("h2", { text: "Curves" }),
       records.length ? h("div", { class: "charts" }, metrics.map((metric) => chart(metric.title, metric.description, series(metric), { share: metric.share })), spectrum ? spectrumChart() : null) : message("There are no metrics yet."),
-      h("h2", { text: "Bad images" }),
+      h("h2", { text: "Unreadable images" }),
       run.bad.length ? h("div", { class: "table-wrap" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { text: "image" }), h("th", { text: "reason" }))), h("tbody", {}, run.bad.map((each) => h("tr", {}, h("td", { text: visible(each.key) }), h("td", { text: visible(each.reason) })))))) : h("p", { class: "quiet", text: "Every image could be read." }),
       h("div", { class: "run-head" },
         h("h2", { text: "Settings" }),

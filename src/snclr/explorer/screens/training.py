@@ -1,4 +1,4 @@
-"""The screen Run: curves, singular values, alarms, bad images and settings of a run, also while it trains."""
+"""The screen Run: curves, singular values, alerts, bad images and settings of a run, also while it trains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPECTRUM_ROWS = 8_192
 
 
 def summary(run: OpenedRun) -> dict[str, Any]:
-    """Return everything of the run directory that needs no image: curves, alarms, bad images, settings."""
+    """Return everything of the run directory that needs no image: curves, alerts, bad images, settings."""
     records = run.metrics()
     bad = run.skipped()
     return {
@@ -30,7 +30,7 @@ def summary(run: OpenedRun) -> dict[str, Any]:
         "epochs": run.epochs if run.config is not None else None,
         "metrics": METRIC_NAMES,
         "points": points(records),
-        "alarms": alarms(run, records),
+        "alerts": alerts(run, records),
         "bad": [{"key": str(b.get("key", "?")), "reason": str(b.get("reason", "?"))} for b in bad[:MAX_BAD]],
         "bad_total": len(bad),
         "settings": run.settings(),
@@ -53,7 +53,7 @@ def point(record: dict[str, Any]) -> dict[str, Any]:
     return {"step": record["step"], "epoch": record.get("epoch"), **values}
 
 
-def alarms(run: OpenedRun, records: list[dict[str, Any]]) -> list[str]:
+def alerts(run: OpenedRun, records: list[dict[str, Any]]) -> list[str]:
     """Describe collapse and values that are not finite."""
     found = read_alerts(run.dir, records)
     odd = [record["step"] for record in records if record.get("nonfinite")]

@@ -1,4 +1,4 @@
-"""Warnings about the test images of an evaluation: held out, or trained on."""
+"""Warn about test images that are a held-out part of the data, or that the run was trained on."""
 
 from __future__ import annotations
 
