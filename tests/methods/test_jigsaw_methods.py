@@ -271,6 +271,18 @@ def test_the_encoder_is_exported_without_the_heads_and_saved_once(name):
 
 
 @pytest.mark.parametrize("name", ["pirl", "detco"])
+def test_running_statistics_are_those_of_the_images(name):
+    method = small(name).train()
+    images_only = copy.deepcopy(method.encoder)
+    views, ids = batch(0)[:2]
+    method(views, ids, epoch=0)
+    images_only(views[0])
+    expected, found = images_only.state_dict(), method.encoder.state_dict()
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], msg=key)
+
+
+@pytest.mark.parametrize("name", ["pirl", "detco"])
 def test_an_encoder_that_cannot_take_patches_is_refused(name):
     config = resolve({"recipe": "demo", "method": name, "encoder": "vit_tiny", "stem": "auto"})
     with pytest.raises(UserError, match=rf"method {name} .*VisionTransformer.*--encoder resnet50"):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.common.batch_norm import keep_running_statistics
 from snclr.methods.common.ema import momentum_copy
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.grid import PATCHES, Concatenate, cut_grid
@@ -101,7 +102,10 @@ class DetCo(MomentumMethod):
             self.get_submodule(prefix + name)
             for name in ("encoder", "projector", "stage_projectors", "patch_projectors")
         )
-        pooled = zip(stage_features(encoder, views), stage_features(encoder, patches), strict=True)
+        of_views = stage_features(encoder, views)
+        with keep_running_statistics(encoder):
+            of_patches = stage_features(encoder, patches)
+        pooled = zip(of_views, of_patches, strict=True)
         heads = zip([*lower.children(), last], local.children(), strict=True)
         return [
             (l2_normalize(head(view)), l2_normalize(patch_head(parts)))

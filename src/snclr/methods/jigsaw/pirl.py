@@ -25,6 +25,7 @@ from snclr.distributed.collectives import all_gather
 from snclr.errors import UserError
 from snclr.methods.base import Method, StepOutput
 from snclr.methods.common.bank import MemoryBank
+from snclr.methods.common.batch_norm import keep_running_statistics
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.grid import PATCHES, Concatenate, cut_grid
 from snclr.methods.common.heads import mlp
@@ -58,7 +59,8 @@ class PIRL(Method):
         """Return the loss of the images (view 1) and of the patches (view 2)."""
         c = self.config
         patches = cut_grid(views[1], ids, seed=self.bank.seed, epoch=epoch, view=1)
-        jigsaw = self.patch_projector(self.encode(patches))
+        with keep_running_statistics(self.encoder):
+            jigsaw = self.patch_projector(self.encode(patches))
         (image,) = self.project(views[:1])
         with autocast_disabled(image):
             f, g = l2_normalize(image), l2_normalize(jigsaw)
