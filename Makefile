@@ -43,6 +43,7 @@ benchmarks: $(VENV)/.installed
 # Rebuilds the tables and figures in docs/results from the records in results/.
 results: $(VENV)/.installed
 	$(BIN)/python scripts/build_results.py
+	$(BIN)/python scripts/build_results.py --page docs/results/all-methods.md
 	$(BIN)/python scripts/neighbor_tables.py
 
 # Every promise of docs/reliability.md at its full number of trials; takes about an hour on two cores.

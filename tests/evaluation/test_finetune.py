@@ -310,7 +310,7 @@ def test_the_batch_of_few_labels_is_divisible_by_the_world_size(monkeypatch, giv
 
 def test_fewer_labels_than_ranks_are_refused(monkeypatch):
     monkeypatch.setattr("snclr.evaluation.finetune.rank_and_size", lambda: (0, 4))
-    with pytest.raises(UserError, match=r"3 labeled images.*4 processes"):
+    with pytest.raises(UserError, match=r"3 labeled images.*4 ranks"):
         shared_batch_size(256, 3)
 
 
