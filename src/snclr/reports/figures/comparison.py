@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ _TITLES = {
     "finetune10": "10 % labels top-1 (%)", "AP_bb": "box AP (%)", "AP_mk": "mask AP (%)",
 }  # fmt: skip
 _SERIES_TITLES = {"neighbor_purity": "neighbor purity (%)", "queue_knn": "kNN accuracy within the queue (%)"}
+_CHARACTERS_PER_INCH = 11  # of a title
 
 
 def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
@@ -86,8 +88,7 @@ def _best_first(rows: Sequence[Mapping[str, Any]], name: str, *, lowest: bool) -
 def _heading(table: Mapping[str, Any]) -> str:
     """Return the title: what was measured, on which data, what the rows are, and the number of seeds."""
     data, _, topic = table["title"].partition(": ")
-    if not topic or re.fullmatch(r"\d+ rows?, \d+ seeds?", topic):
-        topic = "comparison of methods"
+    topic = re.sub(r"(, )?\d+ rows?, \d+ seeds?$", "", topic) or "comparison of methods"
     if table["kind"] == "cost":
         return f"Cost on {data}: {topic}"
     if not set(table["metrics"]) <= {"knn", "linear"}:
@@ -153,5 +154,6 @@ def _finish(figure: Any, axis: Any, title: str, path: Path | str) -> None:
     """Add the title and the legend of `axis`, and write the figure."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8.5)
+    title = textwrap.fill(title, int(_CHARACTERS_PER_INCH * figure.get_figwidth()))
     figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, color=INK)
     save_png(figure, path)
