@@ -61,6 +61,9 @@ GRID_2: dict[str, tuple[dict[str, Any], ...]] = {
 }  # fmt: skip
 """The same for round 2, which starts from the settings chosen in round 1."""
 
+UNTUNED: dict[str, Any] = {"lr": 0.006, "temperature": 0.2}
+"""Settings of the runs without tuning."""
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -84,7 +87,7 @@ DATA: dict[str, DataSet] = {
     "omniglot": DataSet("omniglot", 20, _CROPS, labels=(0, 5, 10, 15)),
     "cifar5": DataSet("demo", 12, {"views": "cifar", "crop_min": 0.35}, test="cifar5-test"),
     "digits": DataSet("digits", 40, {**_CROPS, "queue_length": 1024}, labels=(0, 45, 90, 135)),
-    "cifar10": DataSet("cifar10/train", 20, {"views": "cifar", "crop_min": 0.35}, test="cifar10/test"),
+    "cifar10": DataSet("cifar10/train", 40, {"views": "cifar", "crop_min": 0.35}, test="cifar10/test"),
 }
 
 ONLY_ROUND_2 = ("digits",)
@@ -96,7 +99,7 @@ class Run:
     """One training run and its evaluation."""
 
     stage: str
-    """tune, test (tune2, test2: round 2) or sweep."""
+    """tune, test (tune2, test2: round 2), sweep, ladder, cpu, sector or ablate."""
     data: str
     row: str
     seed: int
@@ -141,7 +144,8 @@ def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]], rou
 
 def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
-    sweep = list(sweep_runs())
+    sweep, ladder = list(sweep_runs()), list(ladder_runs())
+    yield from (run for run in ladder if run.seed == 0)
     yield from round_runs("coil100", "2", records)
     yield from round_runs("digits", "2", records)
     yield from (run for run in sweep if run.seed == 0)
@@ -149,6 +153,7 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     yield from sector_runs(records)
     yield from round_runs("cifar5", "2", records)
     yield from sweep
+    yield from ladder
     yield from ablation_runs(records)
     for data in ("digits", "cifar5"):
         yield from equal_cpu_runs(data, records)
@@ -200,24 +205,39 @@ def ablation_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
             yield Run("ablate", "coil100", "soft", seed, DATA["coil100"].epochs, {**(base or {}), **change})
 
 
+def ladder_runs() -> Iterator[Run]:
+    """Yield the steps from SNCLR without neighbors to SimCLR, and the last step with neighbors, not tuned."""
+    same_network = {"momentum": 0, "predictor_layers": 0, "negatives": "both-views"}
+    steps: dict[str, list[dict[str, Any]]] = {
+        "none": [{"momentum": 0}, {"predictor_layers": 0}, {"momentum": 0, "predictor_layers": 0}, same_network],
+        "simclr": [{}],
+        "soft-max": [{**same_network, "neighbors": 10}],
+    }
+    for seed in SWEEP_SEEDS:
+        for data in ("coil100", "cifar5"):
+            yield Run("sweep", data, "none", seed, DATA[data].epochs, dict(UNTUNED))
+            for row, changes in steps.items():
+                for change in changes:
+                    yield Run("ladder", data, row, seed, DATA[data].epochs, {**UNTUNED, **change})
+
+
 def sweep_runs() -> Iterator[Run]:
     """Yield the runs of the figure "gain against purity": K, views and data for none, soft and hard, not tuned."""
-    common = {"lr": 0.006, "temperature": 0.2}
     views: tuple[dict[str, Any], ...] = ({}, {"crop_min": 0.2}, {"views": "cifar", "crop_min": 0.35})
     for seed in SWEEP_SEEDS:
         for data in ("coil100", "digits", "omniglot", "cifar5"):
             for view in views if data != "cifar5" else ({}, _CROPS):
-                yield Run("sweep", data, "none", seed, DATA[data].epochs, {**common, **view})
+                yield Run("sweep", data, "none", seed, DATA[data].epochs, {**UNTUNED, **view})
                 for row in ("soft-max", "hard"):
                     for k in (2, 10, 30) if view == {} else (10,):
-                        yield Run("sweep", data, row, seed, DATA[data].epochs, {**common, **view, "neighbors": k})
+                        yield Run("sweep", data, row, seed, DATA[data].epochs, {**UNTUNED, **view, "neighbors": k})
 
 
 def cifar10_runs() -> Iterator[Run]:
     """Yield the runs on all of CIFAR-10, not tuned."""
-    for seed in range(2):
-        for row in ("none", "soft-max", "simclr", "hard", "soft", "nnclr", "byol"):
-            yield Run("test", "cifar10", row, seed, DATA["cifar10"].epochs, {})
+    for row in ("soft-max", "none", "simclr", "hard", "soft", "nnclr", "byol"):
+        settings = UNTUNED if row != "byol" else {"lr": UNTUNED["lr"]}
+        yield Run("test", "cifar10", row, 0, DATA["cifar10"].epochs, dict(settings))
 
 
 # One run.
