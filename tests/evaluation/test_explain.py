@@ -40,9 +40,12 @@ def unit(generator: torch.Generator, *shape: int) -> torch.Tensor:
     temperature=st.sampled_from([0.1, 1.0]),
     hard=st.booleans(),
     times_2tau=st.booleans(),
+    by_encoder=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_terms_match_a_naive_implementation(seed, queued, k, tau, form, sides, gamma, temperature, hard, times_2tau):
+def test_terms_match_a_naive_implementation(
+    seed, queued, k, tau, form, sides, gamma, temperature, hard, times_2tau, by_encoder
+):
     gamma = 1.0 if gamma == "pull" and form == "outside" else gamma
     generator = torch.Generator().manual_seed(seed)
     y1, z1, y2, c = (unit(generator, size, 8) for size in (1, 1, 1, queued))
@@ -52,9 +55,11 @@ def test_terms_match_a_naive_implementation(seed, queued, k, tau, form, sides, g
         dim=8, queue_length=4, neighbors=k, temperature=tau, loss_form=form, sides=sides, gamma=gamma,
         attention_temperature=temperature, neighbor_weights="hard" if hard else "soft", times_2tau=times_2tau,
     )  # fmt: skip
-    actual_loss, terms = explain_loss(criterion, Views(y1, z1, y2), Gallery(c, ids, None, "queue"), own_id=0)
+    query, searched = (unit(generator, 1, 5), unit(generator, queued, 5)) if by_encoder else (y2, c)
+    gallery = Gallery(searched, ids, None, "queue", projections=c if by_encoder else None)
+    actual_loss, terms = explain_loss(criterion, Views(y1, z1, y2, query), gallery, own_id=0)
 
-    (picks,) = naive.search(y2, c, k, [0], ids.tolist())  # Eq. 3
+    (picks,) = naive.search(query, searched, k, [0], ids.tolist())  # Eq. 3
     assert [term.index for term in terms] == [None, *ids[picks].tolist()]
     y1, z1, y2, c = (t.double() for t in (y1, z1, y2, c))
     w = naive.positiveness(y1[0], c, picks, 1.0 if gamma == "pull" else gamma, temperature)  # Eq. 4
@@ -63,7 +68,8 @@ def test_terms_match_a_naive_implementation(seed, queued, k, tau, form, sides, g
         w = naive.pulling_weights(z1, y2, c, [picks], w, 0, tau, sides)
     assert [term.w for term in terms] == pytest.approx([1.0, *map(float, w)], abs=1e-5)
     keys = [y2[0], *(c[pick] for pick in picks)]
-    assert [term.cosine for term in terms] == pytest.approx([float(y2[0] @ key) for key in keys], abs=1e-5)
+    cosines = [1.0, *(float(query[0] @ searched[pick]) for pick in picks)]
+    assert [term.cosine for term in terms] == pytest.approx(cosines, abs=1e-5)
     exps = [float(torch.exp(z1[0] @ key / tau)) for key in keys]
     alone = sides in ("neither", "other-negatives")
     total = exps[0] if alone else sum(exps)
@@ -86,7 +92,7 @@ def test_terms_match_a_naive_implementation(seed, queued, k, tau, form, sides, g
 
 
 def test_a_gallery_of_only_the_image_itself_raises_user_error():
-    views = Views(*(F.normalize(torch.ones(1, 4), dim=1) for _ in range(3)))
+    views = Views(*(F.normalize(torch.ones(1, 4), dim=1) for _ in range(4)))
     criterion = SoftNeighborLoss(dim=4, queue_length=4, neighbors=2)
     for gallery, ids in ((torch.empty(0, 4), torch.empty(0, dtype=torch.int64)), (torch.eye(4), torch.full((4,), 3))):
         with pytest.raises(UserError, match="no candidate other than"):
@@ -96,11 +102,11 @@ def test_a_gallery_of_only_the_image_itself_raises_user_error():
 # ---- with a run
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_loss_is_half_of_the_loss_in_training(images, form, tmp_path):
+@pytest.mark.parametrize(("form", "space"), [*((form, "projection") for form in FORMS), ("inside", "encoder")])
+def test_the_loss_is_half_of_the_loss_in_training(images, form, space, tmp_path):
     run = tiny_run.train(
         images, tmp_path / "run", loss_form=form, gamma="max", attention="linear", attention_gradient=True, epochs=1,
-        warmup_epochs=0, times_2tau=True,
+        warmup_epochs=0, times_2tau=True, search_space=space,
     )  # fmt: skip
     done = snclr.explain(run, images / "blue/blue_4.png", quiet=True)
     method, config = load_trained_method(run)
@@ -112,6 +118,9 @@ def test_the_loss_is_half_of_the_loss_in_training(images, form, tmp_path):
     assert [term.index for term in done.terms[1:]] == output.neighbor_ids[0].tolist()
     assert [term.w for term in done.terms[1:]] == pytest.approx(output.positiveness[0].tolist(), rel=1e-5)
     assert [term.cosine for term in done.terms[1:]] == pytest.approx(output.similarity[0].tolist(), abs=1e-6)
+    shown = snclr.neighbors(run, [images / "blue/blue_4.png"], candidates="queue", k=config.neighbors, quiet=True)
+    found = {(n.index, round(n.cosine, 5), round(n.w, 5)) for n in shown.rows[0].neighbors}
+    assert found == {(t.index, round(t.cosine, 5), round(t.w, 5)) for t in done.terms[1:]}
 
 
 def test_queue_entries_are_named_by_training_images(run, images):

@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 import snclr
 from snclr.data.datasets.base import open_dataset
 from snclr.errors import UserError
+from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.session import open_session
 from snclr.explorer.opened import MAX_UPLOAD_BYTES, Explorer
 from snclr.explorer.server import build_app, open_socket
@@ -312,13 +313,33 @@ def test_the_loss_of_the_map_has_the_raised_weights_of_gamma_pull(trained):
         run = OpenedRun("a", trained, session)
         images = open_dataset(str(run.config.data))
         y1, y2 = (run.features(network, images, report) for network in ("y1", "y2"))
-    plain = run.losses(y1, y2, report)
+    plain = run.losses(y1, y2, y2, report)
     assert run.criterion is not None
     run.criterion.config = replace(run.criterion.config, gamma="pull")
-    losses = run.losses(y1, y2, report)
-    explained = [run.explain(y1.raw[[n]], y2.features[[n]], y2, images, int(y2.ids[n]))[0] for n in range(len(losses))]
+    losses = run.losses(y1, y2, y2, report)
+    gallery = Gallery(y2.features, y2.ids, images, "images")
+    rows = ([n] for n in range(len(losses)))
+    explained = [run.explain(y1.raw[n], y2.features[n], y2.features[n], gallery, int(y2.ids[n]))[0] for n in rows]
     assert losses.tolist() == pytest.approx(explained, rel=1e-4)
     assert (losses - plain).abs().max() > 0.01
+
+
+def test_neighbors_of_a_run_that_searches_encoder_features_are_those_of_explain(images, tmp_path):
+    run = tiny_run.train(images, tmp_path / "run", epochs=1, warmup_epochs=0, search_space="encoder")
+    key = open_dataset(str(images)).key(7)
+    with open_session(run, device="cpu", quiet=True) as session:
+        explorer = Explorer(session, None)
+        client = TestClient(build_app(explorer, TOKEN, PORT), base_url=f"http://127.0.0.1:{PORT}")
+        for gallery, candidates in (("images", str(images)), ("queue", "queue")):
+            found = ask(client, f"api/neighbors?set=images&id=7&space=projection&gallery={gallery}").json()
+            explained = snclr.explain(run, images / key, candidates=candidates, quiet=True)
+            assert found["loss"] == pytest.approx(explained.loss, rel=1e-4)
+            assert "features of the target encoder" in found["note"]
+            if gallery == "images":
+                losses = np.frombuffer(ask(client, "api/map/values?mode=loss").content, np.float32)
+                ids = np.frombuffer(ask(client, "api/map/ids").content, np.float32)
+                assert losses[np.flatnonzero(ids == 7)[0]] == pytest.approx(explained.loss, rel=1e-4)
+        explorer.close()
 
 
 def test_a_kept_checkpoint_has_the_encoder_that_the_run_exports(images, tmp_path):

@@ -194,6 +194,7 @@ class Explorer:
         self, run: OpenedRun, network: Network, set_name: str
     ) -> tuple[str, str, Callable[[Job], Matrix]]:
         names = {"encoder": "encoder features", "y1": "projections y1", "y2": "projections y2"}
+        names["target-encoder"] = "features of the target encoder"
         images = self.sets[set_name]
         title = f"{names[network]} of {len(images.dataset):,} images" + (f" ({run.title})" if run.name == "b" else "")
         key = f"features/{run.name}/{network}/{set_name}"
@@ -239,7 +240,9 @@ class Explorer:
 
     def start(self) -> None:
         """Start the jobs of the first screens."""
-        networks: tuple[Network, ...] = ("y2", "y1", "encoder") if self.run.criterion is not None else ("encoder",)
+        networks: list[Network] = ["encoder"]
+        if self.run.criterion is not None:
+            networks = ["y2", "y1", *({self.run.search_network} - {"y2"}), "encoder"]
         for network in networks:
             with contextlib.suppress(Pending):
                 self.features(self.run, network)

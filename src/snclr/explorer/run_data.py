@@ -53,7 +53,7 @@ from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
 
 Space = Literal["encoder", "projection"]
-Network = Literal["encoder", "y1", "y2"]
+Network = Literal["encoder", "y1", "y2", "target-encoder"]
 _DRAFT_SIDES = 4  # as the training loader decodes
 
 
@@ -144,6 +144,8 @@ class OpenedRun:
             raise UserError(f"{self.path} has no projection heads")
         if name == "y2":
             return self.method.target_network, "y2"
+        if name == "target-encoder":
+            return self.method.momentum_encoder, name
         return nn.Sequential(self.method.encoder, self.method.projector), "y1"
 
     def features(self, name: Network, dataset: ImageDataset, report: Callable[[int, int], None]) -> Matrix:
@@ -181,12 +183,19 @@ class OpenedRun:
         features: Tensor = network(image)
         return features.float().cpu()
 
-    def queue(self) -> Matrix | None:
-        """Return the run's queue of projections, or None."""
-        queue = None if self.method is None else self.method.queue
-        if queue is None or len(queue) == 0 or self.criterion is None:
+    @property
+    def search_network(self) -> Network:
+        """The network whose features training searches (Eq. 3)."""
+        by_encoder = self.criterion is not None and self.criterion.queue.search_features is not None
+        return "target-encoder" if by_encoder else "y2"
+
+    def queue(self, network: Network = "y2") -> Matrix | None:
+        """Return the projections of the run's queue, or with `search_network` the searched features; None if empty."""
+        queue = None if self.criterion is None else self.criterion.queue
+        if queue is None or len(queue) == 0:
             return None
-        return Matrix(queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu())
+        features = queue.candidates if network == "y2" else queue.search_candidates
+        return Matrix(features.float().cpu(), queue.ids[: len(queue)].cpu())
 
     @torch.no_grad()
     def predict(self, y1: Tensor) -> Tensor:
@@ -196,16 +205,15 @@ class OpenedRun:
 
     @torch.no_grad()
     def explain(
-        self, y1: Tensor, y2: Tensor, gallery: Matrix, dataset: ImageDataset | None, own_id: int
+        self, y1: Tensor, y2: Tensor, search: Tensor, gallery: Gallery, own_id: int
     ) -> tuple[float, list[ExplainedTerm]]:
         """Return the loss of one image among a gallery and its terms: y2, then the run's K neighbors by cosine."""
         assert self.criterion is not None
-        views = Views(*(F.normalize(part, dim=1) for part in (y1, self.predict(y1), y2)))
-        where = Gallery(gallery.features, gallery.ids, dataset, "gallery")
-        return explain_loss(self.criterion, views, where, own_id=own_id)
+        views = Views(*(F.normalize(part, dim=1) for part in (y1, self.predict(y1), y2, search)))
+        return explain_loss(self.criterion, views, gallery, own_id=own_id)
 
     @torch.no_grad()
-    def losses(self, y1: Matrix, y2: Matrix, report: Callable[[int, int], None]) -> Tensor:
+    def losses(self, y1: Matrix, y2: Matrix, search: Matrix, report: Callable[[int, int], None]) -> Tensor:
         """Return the loss (n,) of each image among all others, each as a batch of one image (as `explain`)."""
         assert self.criterion is not None
         assert y1.raw is not None
@@ -215,7 +223,7 @@ class OpenedRun:
         for start in range(0, len(z1), 256):
             rows = slice(start, min(start + 256, len(z1)))
             near = nearest_neighbors(
-                y2.features[rows], y2.features, s.neighbors, ids=y2.ids[rows], candidate_ids=y2.ids
+                search.features[rows], search.features, s.neighbors, ids=y2.ids[rows], candidate_ids=y2.ids
             )
             found = y2.features[near.index.clamp(min=0)]
             w = weigh_as_trained(self.criterion, y1.features[rows], found, near.mask, gamma=s.gamma)

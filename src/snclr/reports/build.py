@@ -176,11 +176,13 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
     """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
     space = open_space(run.path, device=session.device)
     queries = retrieval.Queries.embed(session, space, dataset)
-    images = len(queries.y2.ids)
+    images = len(queries.search.ids)
     if images < 2:
         raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
-    gallery = retrieval.Gallery.from_features(queries.y2, dataset)
-    queries = queries.take(pick_queries(queries.y2, images, seed=options.seed))
+    gallery = retrieval.Gallery.from_features(
+        queries.search, dataset, space.projections(session, dataset, "gallery (projections)")
+    )
+    queries = queries.take(pick_queries(queries.search, images, seed=options.seed))
     ranked, weights = rank_as_trained(queries, gallery, options.k, space), describe_weights(space)
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}

@@ -39,11 +39,12 @@ DrawExplanation = Callable[[Explanation, Callable[[ExplainedTerm], "RGBImage | N
 
 
 class Views(NamedTuple):
-    """y1, z1 and y2 of one image, (1, D) each, L2-normalized."""
+    """y1, z1 and y2 of one image, (1, D) each, and the features it is searched by; all L2-normalized."""
 
     y1: Tensor
     z1: Tensor
     y2: Tensor
+    search: Tensor
 
 
 def explain_image(
@@ -65,11 +66,14 @@ def explain_image(
         gallery = Gallery.from_queue(run, method.queue)
     else:
         dataset = open_dataset(candidates, download=True)
-        y2 = extract_features(
-            method.target_network, dataset, image_size=config.image_size, workers=workers, device=device,
-            description="candidates", quiet=quiet,
-        )  # fmt: skip
-        gallery = Gallery.from_features(y2, dataset)
+        options: dict[str, Any] = {"image_size": config.image_size, "workers": workers, "device": device}
+        options |= {"description": "candidates", "quiet": quiet}
+        y2 = extract_features(method.target_network, dataset, **options)
+        if method.queue.search_features is None:
+            gallery = Gallery.from_features(y2, dataset)
+        else:
+            searched = extract_features(method.momentum_encoder, dataset, **options)
+            gallery = Gallery.from_features(searched, dataset, y2.features)
     query_index = gallery.index_of(query)
     loss, terms = explain_loss(method.criterion, views, gallery, own_id=-1 if query_index is None else query_index)
     label = label_of(query, 0) or (None if query_index is None else gallery.label(query_index))
@@ -108,10 +112,12 @@ def _load_query(image: str | Path, trained_on: ImageDataset | None, size: int) -
 
 @torch.no_grad()
 def project_views(method: Any, image: Tensor) -> Views:
-    """Compute y1, z1 and y2 of one image (1, 3, S, S) with the method in evaluation mode."""
+    """Compute the features of one image (1, 3, S, S) with the method in evaluation mode."""
     assert not method.training, "batch norm must use its running statistics"
-    y1 = method.projector(method.encoder(image))
-    return Views(*(F.normalize(t.float(), dim=1) for t in (y1, method.predictor(y1), method.target_network(image))))
+    y1, encoded = method.projector(method.encoder(image)), method.momentum_encoder(image)
+    y2 = method.momentum_projector(encoded)
+    search = y2 if method.queue.search_features is None else encoded
+    return Views(*(F.normalize(t.float(), dim=1) for t in (y1, method.predictor(y1), y2, search)))
 
 
 @torch.no_grad()
@@ -123,10 +129,11 @@ def explain_loss(
     Images of the gallery with the id `own_id` are left out.
     """
     s = criterion.config
-    y1, z1, y2 = views
-    candidates, candidate_ids = gallery.features.to(y2), gallery.ids.to(y2.device)
+    y1, z1, y2, search = views
+    candidates, candidate_ids = gallery.y2.to(y2), gallery.ids.to(y2.device)
     ids = torch.tensor([own_id], device=y2.device)
-    nearest = nearest_neighbors(y2, candidates, s.neighbors, ids=ids, candidate_ids=candidate_ids)
+    searched = gallery.features.to(search)
+    nearest = nearest_neighbors(search, searched, s.neighbors, ids=ids, candidate_ids=candidate_ids)
     if not bool(nearest.mask.any()):
         raise UserError("there is no candidate other than the image itself; give more images as --candidates")
     w = weigh_as_trained(criterion, y1, candidates[nearest.index.clamp(min=0)], nearest.mask, gamma=s.gamma)
@@ -149,6 +156,7 @@ def explain_loss(
     share = term / term.sum() if float(term.sum()) > 0 else torch.zeros_like(term)
     indices = candidate_ids[positions].tolist()
     names = [("y2", None, None), *((gallery.key(index), index, gallery.label(index)) for index in indices)]
-    columns = torch.stack([nn_i @ y2[0].cpu().double(), prediction, weights, log_p.exp(), term, share], dim=1).tolist()
+    cosine = torch.cat([search, searched[positions]]).cpu().double() @ search[0].cpu().double()
+    columns = torch.stack([cosine, prediction, weights, log_p.exp(), term, share], dim=1).tolist()
     terms = [ExplainedTerm(i, *name, *row) for i, (name, row) in enumerate(zip(names, columns, strict=True))]
     return float(loss) * (2 * s.temperature if s.times_2tau else 1), terms

@@ -50,17 +50,27 @@ class Gallery:
     """Why `dataset` is None."""
     is_queue: bool = False
     """Whether the features are those of augmented views in a run's queue."""
+    projections: Tensor | None = None
+    """y2 (m, D), L2-normalized, if the search compares other features (--search-space encoder)."""
+
+    @property
+    def y2(self) -> Tensor:
+        """The features (m, D) that the attention and the loss compare."""
+        return self.features if self.projections is None else self.projections
 
     @classmethod
-    def from_features(cls, features: Features, dataset: ImageDataset) -> Gallery:
+    def from_features(cls, features: Features, dataset: ImageDataset, projections: Tensor | None = None) -> Gallery:
         """Use the readable images of a dataset."""
         description = f"{count(len(features.ids), 'image')} of {dataset.name}"
-        return cls(F.normalize(features.features, dim=1), features.ids, dataset, description, features.skipped)
+        unit = F.normalize(features.features, dim=1)
+        y2 = None if projections is None else F.normalize(projections, dim=1)
+        return cls(unit, features.ids, dataset, description, features.skipped, projections=y2)
 
     @classmethod
     def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Gallery:
         """Compute the features of a dataset's readable images."""
-        return cls.from_features(space.features(session, dataset, "gallery"), dataset)
+        features = space.features(session, dataset, "gallery")
+        return cls.from_features(features, dataset, space.projections(session, dataset, "gallery (projections)"))
 
     @classmethod
     def from_queue(cls, run: str | Path, queue: NeighborQueue | None) -> Gallery:
@@ -71,8 +81,9 @@ class Gallery:
             )
         dataset, note = training_images(run, data_of(run))
         description = f"the run's queue, {count(len(queue), 'feature')}" + ("" if note is None else f" ({note})")
-        features, ids = queue.candidates.float().cpu(), queue.ids[: len(queue)].cpu()
-        return cls(features, ids, dataset, description, note=note, is_queue=True)
+        features, ids = queue.search_candidates.float().cpu(), queue.ids[: len(queue)].cpu()
+        y2 = None if queue.search_features is None else queue.candidates.float().cpu()
+        return cls(features, ids, dataset, description, note=note, is_queue=True, projections=y2)
 
     def key(self, index: int) -> str:
         """Return the key of an image, or "image INDEX" if the dataset is not available."""
@@ -108,26 +119,26 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Queries:
-    """Query images: y2 (n, D) to search with (Eq. 3) and y1 (n, D) to weigh with (Eq. 4)."""
+    """Query images: features (n, D) to search with (Eq. 3) and y1 (n, D) to weigh with (Eq. 4)."""
 
     dataset: ImageDataset
-    y2: Features
+    search: Features
     y1: Tensor
 
     @classmethod
     def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Queries:
-        """Compute y2 and y1 of every image's center crop."""
-        y2 = space.features(session, dataset, "queries")
+        """Compute both features of every image's center crop."""
+        search = space.features(session, dataset, "queries")
         if space.attention_network is None:
-            return cls(dataset, y2, y2.features)
+            return cls(dataset, search, search.features)
         y1 = session.features(
             space.attention_network, dataset, image_size=space.image_size, role="y1", description="queries (attention)"
         )
-        return cls(dataset, y2, y1.features)
+        return cls(dataset, search, y1.features)
 
     def take(self, rows: Tensor) -> Queries:
         """Select rows by position."""
-        return Queries(self.dataset, self.y2.take(rows), self.y1[rows])
+        return Queries(self.dataset, self.search.take(rows), self.y1[rows])
 
 
 @torch.no_grad()
@@ -138,7 +149,7 @@ def neighbor_rows(
 
     A query image that is itself in the gallery is never its own neighbor. Rows are shorter than k if the gallery is.
     """
-    ids, same = queries.y2.ids, {}
+    ids, same = queries.search.ids, {}
     labels = [label_of(queries.dataset, query) for query in ids.tolist()]
     if gallery.dataset is not None:
         query_ids, gallery_ids = same_images(queries.dataset, gallery.dataset)
@@ -148,11 +159,11 @@ def neighbor_rows(
         for position, number in enumerate(query_ids[ids].tolist()):
             if labels[position] is None and number in gallery_index:
                 labels[position] = label_of(gallery.dataset, gallery_index[number])
-    hits = find_similar(queries.y2.features, gallery.features, k, index=index, **same)
+    hits = find_similar(queries.search.features, gallery.features, k, index=index, **same)
     y1, w = F.normalize(queries.y1.float(), dim=1), torch.empty_like(hits.cosine)
     for start in range(0, len(y1), _ROWS):
         block = slice(start, start + _ROWS)
-        neighbors = gallery.features[hits.index[block].clamp(min=0)]
+        neighbors = gallery.y2[hits.index[block].clamp(min=0)]
         w[block] = weigh(y1[block], neighbors, hits.index[block] >= 0)
     rows = []
     columns = zip(ids.tolist(), labels, hits.index.tolist(), hits.cosine.tolist(), w.tolist(), strict=True)

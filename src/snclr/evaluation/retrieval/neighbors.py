@@ -62,11 +62,12 @@ def find_neighbors(
         assert dataset is not None
         whole = Queries.embed(session, space, dataset)
         if candidates is None:
-            gallery = Gallery.from_features(whole.y2, dataset)
+            projections = space.projections(session, dataset, "gallery (projections)")
+            gallery = Gallery.from_features(whole.search, dataset, projections)
         else:
             gallery = _open_gallery(session, space, dataset, candidates)
-        queries = [whole.take(pick_queries(whole.y2, max(rows, MAX_QUERIES), seed=seed))]
-        total, source = len(whole.y2.ids), f" of {dataset.name}, seed {seed}"
+        queries = [whole.take(pick_queries(whole.search, max(rows, MAX_QUERIES), seed=seed))]
+        total, source = len(whole.search.ids), f" of {dataset.name}, seed {seed}"
     table = [(each.dataset, row) for each in queries for row in rank_as_trained(each, gallery, k, space)]
     purity = neighbor_purity([row for _, row in table])
     chance = purity_chance([row for _, row in table], gallery)
@@ -92,7 +93,7 @@ def find_neighbors(
         queries=len(table),
         weights=weights,
         protocol=protocol,
-        skipped=[skip for each in queries for skip in each.y2.skipped],
+        skipped=[skip for each in queries for skip in each.search.skipped],
         figure=str(figure),
         table=str(figure.with_suffix(".json")),
     )

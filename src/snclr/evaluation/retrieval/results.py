@@ -103,7 +103,7 @@ class ExplainedTerm:
     """Index in the gallery's dataset; None for y2."""
     label: str | None
     cosine: float
-    """y2·NN_i, by which the neighbor was selected (Eq. 3)."""
+    """Cosine by which the neighbor was selected (Eq. 3): y2·NN_i, or that of the target encoder's features."""
     prediction: float
     """z1·NN_i, which the loss compares."""
     w: float

@@ -51,7 +51,7 @@ def search_images(
         images=len(gallery.ids),
         method=hits.method,
         recall=hits.recall,
-        skipped=[*queries.y2.skipped, *gallery.skipped],
+        skipped=[*queries.search.skipped, *gallery.skipped],
         figure=None if out is None else str(out),
     )
 

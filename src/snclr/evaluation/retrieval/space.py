@@ -32,19 +32,30 @@ class EmbeddingSpace:
     attention_network: nn.Module | None
     """None: that of the search."""
     role: str
-    """Name of `search_network` in the feature cache: y2, key, encoder or checkpoint (the last one's encoder)."""
+    """Name of `search_network` in the feature cache: y2, target-encoder, key, encoder or checkpoint (the last one's
+    encoder)."""
     weigh: Weigh
     queue: NeighborQueue | None
     image_size: int
     description: str
     criterion: SoftNeighborLoss | None = None
     """SNCLR's loss: its settings give w as in training."""
+    projection_network: nn.Module | None = None
+    """Network of the projections y2 that are weighted; None: they are the features of the search."""
 
     def features(self, session: Session, dataset: ImageDataset, description: str) -> Features:
         """Extract the features of Eq. 3 of a dataset, or read them from the run's cache."""
         return session.features(
             self.search_network, dataset, image_size=self.image_size, role=self.role, description=description
         )
+
+    def projections(self, session: Session, dataset: ImageDataset, description: str) -> Tensor | None:
+        """Return the projections y2 (n, D) of a dataset; None if they are the features of Eq. 3."""
+        if self.projection_network is None:
+            return None
+        return session.features(
+            self.projection_network, dataset, image_size=self.image_size, role="y2", description=description
+        ).features
 
 
 def encoder_space(run: str | Path) -> EmbeddingSpace:
@@ -65,9 +76,11 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
     criterion = getattr(method, "criterion", None)
     if isinstance(criterion, SoftNeighborLoss):
         weigh = functools.partial(weigh_as_trained, criterion, gamma=criterion.config.gamma)
+        by_encoder = criterion.queue.search_features is not None
+        search = (method.momentum_encoder, "target-encoder") if by_encoder else (method.target_network, "y2")
         return EmbeddingSpace(
-            method.target_network, nn.Sequential(method.encoder, method.projector), "y2", weigh, criterion.queue,
-            config.image_size, _describe(criterion), criterion,
+            search[0], nn.Sequential(method.encoder, method.projector), search[1], weigh, criterion.queue,
+            config.image_size, _describe(criterion), criterion, method.target_network if by_encoder else None,
         )  # fmt: skip
     if queue:
         if method.queue is None:
@@ -100,7 +113,8 @@ def weigh_as_trained(
 
 def _describe(criterion: SoftNeighborLoss) -> str:
     s = criterion.config
+    searched = "the projections y2" if criterion.queue.search_features is None else "the target encoder's features"
     if s.neighbor_weights == "hard":
-        return "the projections y2 (Eq. 3); the run's weights are hard: every w is 1"
+        return f"{searched} (Eq. 3); the run's weights are hard: every w is 1"
     learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"
-    return f"the projections y2 (Eq. 3); w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"
+    return f"{searched} (Eq. 3); w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"

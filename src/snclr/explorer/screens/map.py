@@ -161,8 +161,8 @@ def _purity(explorer: Explorer, run: OpenedRun) -> Tensor:
 
 def _losses(explorer: Explorer, run: OpenedRun, job: Job) -> Tensor:
     """Return the loss of each point; NaN for images without projections."""
-    y2, y1 = (explorer.need_features(run, network) for network in ("y2", "y1"))
-    losses = run.losses(y1, y2, job.report)
+    y2, y1, search = (explorer.need_features(run, network) for network in ("y2", "y1", run.search_network))
+    losses = run.losses(y1, y2, search, job.report)
     shown = explorer.need_features(run, "encoder").ids
     result = torch.full((len(explorer.images.dataset),), torch.nan)
     result[y2.ids] = losses

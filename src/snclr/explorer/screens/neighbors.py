@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.errors import UserError
+from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.explorer.opened import Explorer, ImageRef
 from snclr.explorer.run_data import Matrix, Network, OpenedRun, Space
 from snclr.methods.common import kernels
@@ -124,14 +125,20 @@ def _loss_terms(
             None,
             f"{method.capitalize()}: w by Eq. 4 on the encoder's features; p and share exist for SNCLR runs only",
         )
-    candidates, set_name = _gallery(explorer, run, gallery, "projection")
-    y1, y2 = (query_features(explorer, run, network, ref) for network in ("y1", "y2"))
-    dataset = explorer.sets[set_name].dataset
-    loss, terms = run.explain(y1, y2, candidates, dataset, own_id)
+    projections, set_name = _gallery(explorer, run, gallery, "projection")
+    network = run.search_network
+    searched = run.queue(network) if gallery == "queue" else explorer.features(run, network, gallery)
+    assert searched is not None
+    candidates = Gallery(
+        searched.features, projections.ids, explorer.sets[set_name].dataset, gallery, projections=projections.features
+    )
+    y1, y2, search = (query_features(explorer, run, each, ref) for each in ("y1", "y2", network))
+    loss, terms = run.explain(y1, y2, search, candidates, own_id)
     rows = [{"id": -1 if t.index is None else t.index, "w": t.w, "p": t.p, "share": t.share} for t in terms]
     s = run.criterion.config
     note = (
-        f"w, p and share for the K = {s.neighbors} nearest projections, as in snclr explain: "
+        f"w, p and share for the K = {s.neighbors} nearest "
+        f"{'projections' if network == 'y2' else 'features of the target encoder'}, as in snclr explain: "
         f"τ {s.temperature:g}, γ {s.gamma}, {s.loss_form} form, center crop as both views"
     )
     return rows, loss, note
