@@ -41,6 +41,8 @@ class Method(nn.Module):
 
     config: Any  # the config dataclass of the method
     queue: NeighborQueue | None
+    projector_bn: bool = True
+    """Whether the hidden layers of the projector have a batch norm."""
     micro_batch: int = 0
     """Images that pass through an encoder at once; 0: all of a view. For encoders without batch norm."""
 
@@ -50,15 +52,17 @@ class Method(nn.Module):
         self.encoder = encoder
         self.projector = self.build_projector(num_features)
         self.predictor = self.build_predictor()
-        if not isinstance(config, QueueConfig):  # methods with a queue set it or have a property
-            self.queue = None
-        self._to_push: tuple[Tensor, ...] | None = None  # the arguments of `NeighborQueue.push`
+        if not hasattr(type(self), "queue"):  # SNCLR has a property
+            self.queue = self.build_queue() if isinstance(config, QueueConfig) else None
+        self._to_push: tuple[Tensor, ...] | None = None  # the arguments of `push`, of all ranks
 
     def build_projector(self, num_features: int) -> nn.Module:
-        """Return the projector, (N, num_features) → (N, dim)."""
+        """Return the projector, (N, num_features) → (N, dim); the identity for a method without one."""
         c = self.config
+        if "projector_layers" not in c.setting_names():
+            return nn.Identity()
         end = {name: getattr(c, name) for name in ("final_bn", "final_scale", "final_bias") if hasattr(c, name)}
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, **end)
+        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=self.projector_bn, **end)
 
     def build_predictor(self) -> nn.Module | None:
         """Return the predictor, (N, dim) → (N, dim), or None for a method without one."""
@@ -68,6 +72,11 @@ class Method(nn.Module):
         return mlp(
             c.dim, c.hidden, c.dim, layers=c.predictor_layers, final_bn=c.predictor_final_bn, final_bias=c.final_bias
         )
+
+    def build_queue(self) -> NeighborQueue:
+        """Return an empty queue of projections."""
+        c = self.config
+        return NeighborQueue(c.queue_length, c.dim, dtype=getattr(torch, c.queue_dtype))
 
     @property
     def encoders(self) -> list[nn.Module]:
@@ -134,11 +143,15 @@ class Method(nn.Module):
                 child.compile(**options)
 
     def after_step(self, step: int, total_steps: int) -> None:
-        """Push the features of the step into the queue: last, so a batch never finds itself in the queue."""
+        """Push the features of the step: last, so a batch never finds itself in the queue."""
         if self._to_push is not None:
-            assert self.queue is not None
-            self.queue.push(*self._to_push)
+            self.push(*self._to_push)
             self._to_push = None
+
+    def push(self, *args: Any, **kwargs: Any) -> None:
+        """Push `_to_push` into the queue, or into what the method has in its place."""
+        assert self.queue is not None
+        self.queue.push(*args, **kwargs)
 
 
 class MomentumMethod(Method):
@@ -195,12 +208,6 @@ class TwoWayMethod(MomentumMethod):
     def loss_parts(self) -> int:
         """One loss per direction."""
         return 2
-
-    def losses(
-        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
-    ) -> Generator[Tensor, None, StepOutput]:
-        """Yield the loss of each direction and return the output of the step."""
-        raise NotImplementedError
 
     def compile_parts(self, **options: Any) -> None:
         """Compile each direction as a whole, and the target network, with `torch.compile`, which takes the options."""

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import StepOutput, TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
-from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MoCoV2Config
 
@@ -33,15 +32,7 @@ class MoCoV2(TwoWayMethod):
 
     config: MoCoV2Config
     queue: NeighborQueue
-
-    def __init__(self, encoder: nn.Module, num_features: int, config: MoCoV2Config) -> None:
-        super().__init__(encoder, num_features, config)
-        self.queue = NeighborQueue(config.queue_length, config.dim, dtype=getattr(torch, config.queue_dtype))
-
-    def build_projector(self, num_features: int) -> nn.Module:
-        """Return a projector without batch norm."""
-        c = self.config
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=False)
+    projector_bn = False
 
     @property
     def loss_parts(self) -> int:

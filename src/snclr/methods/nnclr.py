@@ -34,10 +34,6 @@ class NNCLR(Method):
     config: NNCLRConfig
     queue: NeighborQueue
 
-    def __init__(self, encoder: nn.Module, num_features: int, config: NNCLRConfig) -> None:
-        super().__init__(encoder, num_features, config)
-        self.queue = NeighborQueue(config.queue_length, config.dim, dtype=getattr(torch, config.queue_dtype))
-
     def build_predictor(self) -> nn.Module:
         """Return a predictor twice as wide as the projector, as in the paper (4096 and 2048)."""
         c = self.config

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 SMALL_IMAGE = 64
@@ -73,21 +74,9 @@ def _sgd(setup: Setup, views: str) -> dict[str, Any]:
     return {"views": views, **optimizer}
 
 
-def _moco(setup: Setup) -> dict[str, Any]:
-    return _sgd(setup, "moco")
-
-
 def _mocov2(setup: Setup) -> dict[str, Any]:
     if setup.views == "infomin":  # InfoMin's code is MoCo v2 with other views
         return {"temperature": 0.15, **_sgd(setup, "infomin")}
-    return _sgd(setup, "mocov2")
-
-
-def _pirl(setup: Setup) -> dict[str, Any]:
-    return _sgd(setup, "pirl")
-
-
-def _detco(setup: Setup) -> dict[str, Any]:
     return _sgd(setup, "mocov2")
 
 
@@ -176,7 +165,7 @@ def _cae(setup: Setup) -> dict[str, Any]:
 
 _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "simclr": _simclr,
-    "moco": _moco,
+    "moco": partial(_sgd, views="moco"),
     "mocov2": _mocov2,
     "mocov3": _mocov3,
     "byol": _byol,
@@ -184,6 +173,6 @@ _BY_METHOD: dict[str, Callable[[Setup], dict[str, Any]]] = {
     "dino": _dino,
     "mae": _mae,
     "cae": _cae,
-    "pirl": _pirl,
-    "detco": _detco,
+    "pirl": partial(_sgd, views="pirl"),
+    "detco": partial(_sgd, views="mocov2"),
 }

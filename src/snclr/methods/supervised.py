@@ -32,10 +32,6 @@ class Supervised(Method):
             raise UserError(f"the data has {classes} class, a classifier needs two or more; choose another --method")
         self.classifier = nn.Linear(num_features, classes)
 
-    def build_projector(self, num_features: int) -> nn.Module:
-        """Return the identity: the features of the encoder are used directly."""
-        return nn.Identity()
-
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both views."""
         if labels is None:

@@ -53,7 +53,6 @@ class SwAV(Method):
             self.register_buffer("earlier", torch.zeros(2, length, config.dim))
             self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
         self._length = length
-        self._new: Tensor | None = None  # (2, B, D) of all ranks
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions, and of the local crops if there are some."""
@@ -63,7 +62,7 @@ class SwAV(Method):
             scores = [self.prototypes(at_least_float32(y_view), frozen=frozen) for y_view in y]
             loss = self.criterion(scores[:2], scores[2:], self._earlier_scores()).squeeze(0)
         if self._length and epoch >= self.config.assignment_queue_start:
-            self._new = torch.stack([all_gather(l2_normalize(y_view.detach())) for y_view in y[:2]])
+            self._to_push = (torch.stack([all_gather(l2_normalize(y_view.detach())) for y_view in y[:2]]),)
         return StepOutput(loss=loss, features=l2_normalize(y[1].detach()))
 
     @torch.no_grad()
@@ -74,11 +73,8 @@ class SwAV(Method):
         rank, size = rank_and_size()
         return [self.prototypes(features) for features in self.earlier[:, rank::size]]
 
-    def after_step(self, step: int, total_steps: int) -> None:
-        """Put the features of the step into the queue; the oldest ones leave it."""
-        if self._new is not None:
-            joined = torch.cat([self._new.to(self.earlier), self.earlier], dim=1)
-            self.earlier.copy_(joined[:, : self._length])
-            self.filled.copy_((self.filled + self._new.shape[1]).clamp(max=self._length))
-            self._new = None
-        super().after_step(step, total_steps)
+    def push(self, features: Tensor) -> None:
+        """Put the features (2, B, D) of the step into the queue of both views; the oldest ones leave it."""
+        joined = torch.cat([features.to(self.earlier), self.earlier], dim=1)
+        self.earlier.copy_(joined[:, : self._length])
+        self.filled.copy_((self.filled + features.shape[1]).clamp(max=self._length))

@@ -28,7 +28,6 @@ from snclr.methods.common.batch_norm import keep_running_statistics
 from snclr.methods.common.ema import momentum_copy
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.grid import PATCHES, Concatenate, cut_grid
-from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.common.stages import stage_features, stage_widths
 from snclr.methods.config import DetCoConfig
@@ -47,6 +46,7 @@ class DetCo(MomentumMethod):
 
     config: DetCoConfig
     queue: NeighborQueue
+    projector_bn = False  # as in MoCo v2
 
     def __init__(self, encoder: nn.Module, num_features: int, config: DetCoConfig, *, seed: int) -> None:
         widths = stage_widths(encoder, "detco")
@@ -58,19 +58,8 @@ class DetCo(MomentumMethod):
         )
         self.momentum_stage_projectors = momentum_copy(self.stage_projectors)
         self.momentum_patch_projectors = momentum_copy(self.patch_projectors)
-        self.queue = self._build_queue()
-        self.stage_queues = nn.ModuleList(self._build_queue() for _ in widths[:-1])
-        self.patch_queues = nn.ModuleList(self._build_queue() for _ in widths)
-        self._new: list[Tensor] | None = None  # ids, then the keys of each queue, of all ranks
-
-    def build_projector(self, num_features: int) -> nn.Module:
-        """Return an MLP without batch norm, as in MoCo v2."""
-        c = self.config
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=False)
-
-    def _build_queue(self) -> NeighborQueue:
-        c = self.config
-        return NeighborQueue(c.queue_length, c.dim, dtype=getattr(torch, c.queue_dtype))
+        self.stage_queues = nn.ModuleList(self.build_queue() for _ in widths[:-1])
+        self.patch_queues = nn.ModuleList(self.build_queue() for _ in widths)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the weighted sum over the stages, view 1 to view 2."""
@@ -92,8 +81,7 @@ class DetCo(MomentumMethod):
                     for q, k, negatives in ((q_g, k_g, n_g), (q_l, k_l, n_l), (q_l, k_g, n_g))
                 ]
                 loss = loss + weight * torch.stack(terms).sum()
-        gathered = [all_gather(key) for pair in keys for key in pair]
-        self._new = [all_gather(ids), *gathered]
+        self._to_push = all_gather(ids), *(all_gather(key) for pair in keys for key in pair)
         return StepOutput(loss=loss, features=keys[-1][0])
 
     def _project(self, views: Tensor, patches: Tensor, prefix: str) -> list[tuple[Tensor, Tensor]]:
@@ -116,11 +104,7 @@ class DetCo(MomentumMethod):
         """Return the global and the local queue of each stage."""
         return list(zip([*self.stage_queues, self.queue], self.patch_queues, strict=True))  # type: ignore[arg-type]
 
-    def after_step(self, step: int, total_steps: int) -> None:
-        """Update the target network, then all queues."""
-        super().after_step(step, total_steps)
-        if self._new is not None:
-            ids, *keys = self._new
-            for queue, key in zip((queue for pair in self._queues() for queue in pair), keys, strict=True):
-                queue.push(key, ids)
-            self._new = None
+    def push(self, ids: Tensor, *keys: Tensor) -> None:
+        """Push the keys of each queue."""
+        for queue, key in zip((queue for pair in self._queues() for queue in pair), keys, strict=True):
+            queue.push(key, ids)

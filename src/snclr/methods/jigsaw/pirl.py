@@ -28,7 +28,6 @@ from snclr.methods.common.bank import MemoryBank
 from snclr.methods.common.batch_norm import keep_running_statistics
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.grid import PATCHES, Concatenate, cut_grid
-from snclr.methods.common.heads import mlp
 from snclr.methods.config import PIRLConfig
 
 
@@ -36,6 +35,7 @@ class PIRL(Method):
     """The loss is (1 − λ) · NCE(f, m) + λ · NCE(g, m); after the step, f is averaged into the bank."""
 
     config: PIRLConfig
+    projector_bn = False
 
     def __init__(self, encoder: nn.Module, num_features: int, config: PIRLConfig, *, images: int, seed: int) -> None:
         super().__init__(encoder, num_features, config)
@@ -48,12 +48,6 @@ class PIRL(Method):
             self.build_projector(num_features), Concatenate(), nn.Linear(PATCHES * config.dim, config.dim)
         )
         self.bank = MemoryBank(images, config.dim, seed=seed)
-        self._new: tuple[Tensor, Tensor] | None = None  # features and ids of all ranks
-
-    def build_projector(self, num_features: int) -> nn.Module:
-        """Return a linear layer; with more `projector_layers` an MLP without batch norm."""
-        c = self.config
-        return mlp(num_features, c.hidden, c.dim, layers=c.projector_layers, hidden_bn=False)
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of the images (view 1) and of the patches (view 2)."""
@@ -70,15 +64,12 @@ class PIRL(Method):
                 nce_loss(v, m, negatives.to(v.dtype), excluded, tau=c.temperature) for v in (f, g)
             )
             loss = (1 - c.jigsaw_weight) * image_loss + c.jigsaw_weight * jigsaw_loss
-        self._new = all_gather(f.detach()), all_gather(ids)
+        self._to_push = all_gather(f.detach()), all_gather(ids)
         return StepOutput(loss=loss, features=f.detach())
 
-    def after_step(self, step: int, total_steps: int) -> None:
+    def push(self, features: Tensor, ids: Tensor) -> None:
         """Average the features of the images into the bank."""
-        if self._new is not None:
-            self.bank.update(*self._new, momentum=self.config.bank_momentum)
-            self._new = None
-        super().after_step(step, total_steps)
+        self.bank.update(features, ids, momentum=self.config.bank_momentum)
 
 
 def nce_loss(v: Tensor, m: Tensor, negatives: Tensor, excluded: Tensor, *, tau: float) -> Tensor:
