@@ -12,31 +12,39 @@ import numpy as np
 import snclr
 from snclr.distributed.collectives import rank_and_size
 from snclr.evaluation import finetune as engine
+from snclr.evaluation import linear
 
 
 def measure(run: Path, out: Path) -> None:
-    """Write all results to OUT/results.json, features to OUT/features.npz and fine-tuned weights to OUT/weights.npz."""
+    """Write all results to OUT/results.json, and features, linear heads and fine-tuned weights to .npz files."""
     out.mkdir(parents=True, exist_ok=True)
-    original = engine.evaluate_classifier
+    original, classify = engine.evaluate_classifier, linear._classify
+    heads: dict[str, Any] = {}
 
     def evaluate_and_save(model: Any, *arguments: Any, **options: Any) -> Any:
         if rank_and_size()[0] == 0:
             np.savez(out / "weights.npz", **{name: value.numpy() for name, value in model.state_dict().items()})
         return original(model, *arguments, **options)
 
-    engine.evaluate_classifier = evaluate_and_save
+    def classify_and_keep(head: Any, *arguments: Any) -> Any:
+        heads.update({f"{len(heads)} {name}": value.numpy() for name, value in head.state().items()})
+        return classify(head, *arguments)
+
+    engine.evaluate_classifier, linear._classify = evaluate_and_save, classify_and_keep
     try:
         found = {
             "knn": snclr.knn(run, k=7, quiet=True).to_dict(),
             "linear": snclr.linear(run, epochs=10, batch_size=32, quiet=True).to_dict(),
             "probe": snclr.linear(run, protocol="paper", epochs=3, batch_size=96, lr=10.0, quiet=True).to_dict(),
+            "mae": snclr.linear(run, protocol="mae", epochs=3, batch_size=48, lr=1.0, quiet=True).to_dict(),
             "finetune": snclr.finetune(run, labels="50%", epochs=3, batch_size=8, lr=0.5, quiet=True).to_dict(),
             "embed": snclr.embed(run, out=out / "features.npz", batch_size=16, quiet=True).to_dict(),
             "neighbors": snclr.neighbors(run, rows=4, out=out / "neighbors.png", quiet=True).to_dict(),
         }
     finally:
-        engine.evaluate_classifier = original
+        engine.evaluate_classifier, linear._classify = original, classify
     if rank_and_size()[0] == 0:
+        np.savez(out / "heads.npz", **heads)
         (out / "results.json").write_text(json.dumps(found))
 
 

@@ -54,7 +54,12 @@ def test_frozen_encoders_give_bit_identical_results(outcomes: tuple[Outcome, Out
     with np.load(one.out / "features.npz") as ours, np.load(two.out / "features.npz") as theirs:
         assert ours["keys"].tolist() == theirs["keys"].tolist()
         np.testing.assert_array_equal(ours["features"], theirs["features"])
-    for name in ("knn", "linear", "probe"):
+    with np.load(one.out / "heads.npz") as ours, np.load(two.out / "heads.npz") as theirs:
+        assert any(name.endswith("variance") for name in ours.files)  # the batch norm of MAE's protocol
+        assert ours.files == theirs.files
+        for name in ours.files:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    for name in ("knn", "linear", "probe", "mae"):
         first, second = ({**a.results[name], "time": None} for a in outcomes)
         assert first == second, name
     assert one.results["embed"]["skipped"] == two.results["embed"]["skipped"]
@@ -83,7 +88,7 @@ def test_fine_tuning_is_equal_up_to_rounding(outcomes: tuple[Outcome, Outcome]) 
 def test_each_result_is_written_once(outcomes: tuple[Outcome, Outcome]) -> None:
     for a in outcomes:
         kinds = [result["kind"] for result in read_results(a.run)]
-        assert kinds == ["knn", "linear-cached", "linear-paper", "finetune", "neighbors"]
+        assert kinds == ["knn", "linear-cached", "linear-paper", "linear-mae", "finetune", "neighbors"]
         left = sorted(path.name for path in (a.run / "evaluation").iterdir())
         assert left == ["baselines", "features"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import snclr
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data import splits
 from snclr.evaluation.results import read_results
@@ -246,6 +247,22 @@ def test_a_run_is_fine_tuned_on_few_labels_and_detects_objects(images, tmp_path,
     kinds = [result["kind"] for result in read_results(job["folder"])]
     assert kinds == ["knn", "finetune", "detect"]
     assert str(tmp_path) not in Path(job["record"]).read_text()
+
+
+def test_the_papers_linear_protocol_of_a_study_is_that_of_the_command(images, tmp_path):
+    (tmp_path / "runs").mkdir()
+    job = job_of(images, tmp_path, k=5, measures=("knn", "linear-paper"))
+    assert worker.run_job(job) == 0
+    record = json.loads(Path(job["record"]).read_text())
+    (kept,) = read_results(job["folder"], "linear-paper")
+    assert record["numbers"]["linear"] == kept["numbers"]["top1"] > 0.5  # of three colors
+    assert "linear probe, frozen encoder: random resized crop and flip" in record["protocols"]["linear-paper"]
+    assert "90 epochs" in record["protocols"]["linear-paper"]
+    assert str(tmp_path) not in Path(job["record"]).read_text()
+
+    command = snclr.linear(job["folder"], protocol="paper", baselines=False, quiet=True)
+    assert {"top1": command.top1, "top5": command.top5} == {"top5": None, **kept["numbers"]}
+    assert command.protocol == kept["protocol"]
 
 
 def _with_epochs(evaluate, *args, epochs, **given):
