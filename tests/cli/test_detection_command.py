@@ -15,12 +15,13 @@ from snclr.checkpoint.encoder_file import load_encoder
 from snclr.cli import main as cli
 from snclr.errors import UserError
 from snclr.evaluation.detection import task as detection_task
+from snclr.evaluation.detection.detector import open_detector
 from snclr.evaluation.detection.task import DetectionTask
 from snclr.evaluation.results import read_results
 from snclr.io.locking import FileLock
 from snclr.reports.figures.detection import DrawnImage, DrawnObject, blend, draw_detections
 from snclr.runtime.stop import StopRequested
-from tests.helpers import tiny_coco
+from tests.helpers import tiny_coco, tiny_run
 
 SMALL = {
     "iterations": 3, "batch_size": 2, "short_side": (64, 64), "long_side": 80, "width": 8, "rois": 16, "proposals": 50,
@@ -193,3 +194,32 @@ def test_an_unwritable_run_is_refused_before_anything_is_computed(run, data, tmp
     again = {"data": data, "detector": record["detector"], "device": "cpu", "quiet": True}
     with pytest.raises(UserError, match="cannot write"):
         detect(tmp_path / "file" / "run", **again)
+
+
+VIT = {"encoder": "vit4-tiny", "stem": "auto", "views": "crops", "decoder_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    return tiny_run.write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.mark.parametrize("method", ["moco", "pirl", "detco"])
+def test_the_backbone_starts_with_the_encoder_of_any_method_with_a_resnet(method, images, data, tmp_path):
+    run = tiny_run.train(images, tmp_path / "run", method=method)
+    record = detect(run, data=data, **{**SMALL, "iterations": 1, "lr": 1e-12, "draw": 0})
+    assert set(record["numbers"]) == {"AP_bb", "AP50_bb", "AP75_bb", "AP_mk", "AP50_mk", "AP75_mk"}
+    backbone = open_detector(Path(record["detector"]), "cpu").model.backbone.body.state_dict()
+    encoder = load_encoder(run)[0].state_dict()
+    weights = [name for name in backbone if name.endswith(("weight", "bias"))]
+    assert sum(name.startswith("layer") for name in weights) > 8
+    for name in weights:
+        torch.testing.assert_close(backbone[name], encoder[name], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["mae", "cae"])
+def test_runs_of_methods_for_vits_are_refused_before_the_annotations_are_read(method, images, tmp_path):
+    run = tiny_run.train(images, tmp_path / "run", method=method, **VIT)
+    with pytest.raises(UserError, match=r"vit4-tiny is not a ResNet\. Detection needs .* Pre-train a ResNet\."):
+        detect(run, data=tmp_path / "no data", **SMALL)
+    assert not list(run.glob("detect-*"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from snclr.train.config import settings_for_method
 from snclr.train.pretrain import pretrain
 
 COLORS = {"blue": (30, 40, 210), "green": (30, 200, 40), "red": (220, 40, 30)}
@@ -32,6 +33,7 @@ def train(images: Path, out: Path, **settings: object) -> Path:
         "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
         "device": "cpu",
     }  # fmt: skip
+    small = settings_for_method(str(settings.get("method", "snclr")), small)
     result = pretrain(data=str(images), out=str(out), **{"quiet": True, **small, **settings})
     assert result.step == result.total_steps
     return out

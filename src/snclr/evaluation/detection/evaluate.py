@@ -23,7 +23,7 @@ from snclr.evaluation.detection.detector import (
     open_detector,
     save_detector,
 )
-from snclr.evaluation.detection.model import build_detector
+from snclr.evaluation.detection.model import build_detector, check_resnet
 from snclr.evaluation.detection.scoring import Detection, average_precision, detect_objects
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
@@ -48,6 +48,9 @@ def evaluate_detection(
     directory and raises StopRequested; the same call continues. Return the record in results.jsonl.
     """
     with raise_on_all_ranks():
+        start = None if detector is not None else load_initial_weights(run, init, encoder, settings.seed)
+        if start is not None:  # before the annotations are read, which takes long for COCO
+            check_resnet(start.encoder, start.spec)
         train, val, description = open_coco(data, seed=settings.seed, **files)
         for part in (train, val):
             part.check_faults(max_bad_share)
@@ -57,11 +60,11 @@ def evaluate_detection(
     if faults and not quiet:
         shown = "".join(f"\n  {fault}" for fault in faults[:_SHOWN_FAULTS])
         print(f"warning: faults in the annotations ({len(faults)} in all), such as{shown}", file=sys.stderr)
-    if detector is not None:
-        trained = _open_trained(run, Path(detector), val, fabric)
+    if start is None:
+        trained = _open_trained(run, Path(str(detector)), val, fabric)
     else:
-        start = f"on {description}, {settings.iterations:,} iterations of {count(settings.batch_size, 'image')}"
-        trained = _train(run, init, encoder, train, settings, fabric, opening=start, workers=workers, quiet=quiet)
+        opening = f"on {description}, {settings.iterations:,} iterations of {count(settings.batch_size, 'image')}"
+        trained = _train(run, start, train, settings, fabric, opening=opening, workers=workers, quiet=quiet)
     detections, bad = detect_objects(
         trained.model, val, trained.settings, device=fabric.device, workers=workers, quiet=quiet
     )
@@ -92,13 +95,12 @@ def _open_trained(run: Path, folder: Path, val: CocoSet, fabric: Any) -> Detecto
 
 
 def _train(
-    run: Path, init: str, encoder: str | None, train: CocoSet, settings: DetectSettings, fabric: Any, *, opening: str,
+    run: Path, start: InitialWeights, train: CocoSet, settings: DetectSettings, fabric: Any, *, opening: str,
     workers: int, quiet: bool,
 ) -> Detector:  # fmt: skip
     """Return the finished detector of these settings; train it unless it exists."""
     with raise_on_all_ranks():
         check_batch_size(settings.batch_size, fabric.world_size)
-        start = load_initial_weights(run, init, encoder, settings.seed)
         chosen = train.for_training(keep_empty=settings.keep_empty)
         if len(chosen) < settings.batch_size:
             raise UserError(
@@ -107,7 +109,6 @@ def _train(
             )
         identity = _identity(start, chosen, settings)
         folder = run / f"detect-{start.tag}-{sha256_json(identity)[:12]}"
-        # Build before the folder is created, so that an encoder that is not a ResNet leaves no files behind.
         torch.manual_seed(settings.seed)
         model = build_detector(start.encoder, start.spec, len(chosen.categories), settings)
     check_equal_across_ranks(lambda: identity["start"], f"weights in {run}")

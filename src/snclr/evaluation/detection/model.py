@@ -23,7 +23,7 @@ from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
 from snclr.evaluation.detection.batches import Sample
 from snclr.evaluation.detection.settings import DetectSettings
-from snclr.models.encoders import EncoderSpec
+from snclr.models.encoders import EncoderSpec, build_encoder
 from snclr.runtime.device import to_device
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
@@ -65,16 +65,27 @@ def build_detector(encoder: nn.Module, spec: EncoderSpec, num_classes: int, sett
     return model
 
 
-def prepare_resnet(encoder: nn.Module, spec: EncoderSpec) -> nn.Module:
-    """Unfreeze a ResNet and give its stages the strides 4, 8, 16 and 32; refuse other encoders.
-
-    A low-resolution stem keeps its 3×3 convolution and its weights; its stride becomes 2, followed by max pooling.
-    """
+def check_resnet(encoder: nn.Module, spec: EncoderSpec) -> None:
+    """Raise UserError for an encoder that is not a ResNet."""
     if not all(isinstance(getattr(encoder, name, None), nn.Module) for name in ("conv1", "bn1", "maxpool", *STAGES)):
         raise UserError(
             f"{spec.name} is not a ResNet. Detection needs the four stages of a ResNet (resnet18 to resnet152, ResNeXt,"
             " wide or narrow ones). Pre-train a ResNet."
         )
+
+
+def check_detectable(spec: EncoderSpec) -> None:
+    """Raise UserError if a detector cannot have this encoder, without memory for its weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        check_resnet(build_encoder(spec), spec)
+
+
+def prepare_resnet(encoder: nn.Module, spec: EncoderSpec) -> nn.Module:
+    """Unfreeze a ResNet and give its stages the strides 4, 8, 16 and 32; refuse other encoders.
+
+    A low-resolution stem keeps its 3×3 convolution and its weights; its stride becomes 2, followed by max pooling.
+    """
+    check_resnet(encoder, spec)
     if spec.stem != "standard":
         conv = encoder.get_submodule("conv1")
         assert isinstance(conv, nn.Conv2d)
