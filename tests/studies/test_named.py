@@ -148,6 +148,10 @@ def test_a_study_of_detection_needs_its_data(workers, common, tmp_path):  # noqa
     assert evaluation["coco"] == str(coco)
     assert evaluation["detect_recipe"] == "cpu"
     assert evaluation["measures"] == ["knn", "detect"]
+    before = len(workers.started)
+    with pytest.raises(UserError, match="vit_tiny is not a ResNet"):
+        compare(study="table-3-detection", coco=str(coco), **{**common, "encoder": "vit_tiny", "stem": "auto"})
+    assert len(workers.started) == before
 
 
 def test_supervised_and_untrained_rows_take_part_in_a_tuned_study(workers, common, images):  # noqa: F811

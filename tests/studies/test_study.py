@@ -203,6 +203,7 @@ def test_tuning_is_equal_for_all_rows_and_uses_no_test_images(workers, common):
         ({"jobs": 0}, "--jobs"),
         ({"data": ""}, "data is missing"),
         ({"epoch": 3}, "did you mean 'epochs'"),
+        ({"device": "cpu", "precision": "bf16"}, "precision bf16 is not supported on CPUs"),
     ],
 )
 def test_invalid_input_is_rejected_before_anything_runs(workers, common, more, message):

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distribute
 from snclr.distributed.collectives import create_cpu_groups, destroy_process_groups, rank_and_size
 from snclr.distributed.environment import ResolvedEnvironment, resolve_environment, unused_slurm_tasks
 from snclr.errors import UserError, first_line
-from snclr.runtime.device import pick_device
+from snclr.runtime.device import check_precision, pick_device
 from snclr.runtime.stop import STARTED_BY, stop_with_parent
 
 PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
@@ -43,10 +43,7 @@ def launch(
 
     device, precision = pick_device(accelerator), precision.removesuffix("-mixed")
     accelerator, _, index = device.partition(":")
-    if accelerator == "cpu" and precision in ("16", "bf16"):
-        raise UserError(
-            f"precision {precision} is not supported on CPUs: most lack it and some crash. Give --precision 32."
-        )
+    check_precision(device, precision)
     env = resolve_environment(accelerator, devices, nodes)
     if index and env.world_size > 1:
         raise UserError(f"--device {device} selects one GPU, but there are {env.world_size} ranks. Give --device cuda.")

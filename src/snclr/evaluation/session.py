@@ -36,7 +36,7 @@ from snclr.evaluation.state import EVALUATION, EvalState, raise_if_stop_requeste
 from snclr.io.atomic import explain_unwritable
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec
-from snclr.runtime.device import pick_device
+from snclr.runtime.device import check_precision, pick_device
 from snclr.runtime.progress import set_status
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.config import read_config
@@ -121,8 +121,7 @@ def open_session(
     precision = precision.removesuffix("-mixed")
     if precision not in ("32", "bf16"):
         raise UserError(f"precision is {precision!r}; give 32 or bf16")
-    if precision == "bf16" and pick_device(device) == "cpu":
-        raise UserError("precision bf16 is not supported on CPUs: most lack it and some crash. Give --precision 32.")
+    check_precision(pick_device(device), precision)
     device = _start(device, str(devices), nodes)
     is_rank_zero = rank_and_size()[0] == 0
     with name_missing_ranks(), report_errors_on_rank_zero(), StopFlag() as stop:

@@ -38,6 +38,15 @@ def pick_device(device: str) -> str:
     raise UserError(f"there is no device {device!r} on this machine; choose auto or one of {', '.join(available)}")
 
 
+def check_precision(device: str, precision: str) -> None:
+    """Raise UserError if the device, as `pick_device` returns it, does not support the precision."""
+    precision = precision.removesuffix("-mixed")
+    if device.startswith("cpu") and precision in ("16", "bf16"):
+        raise UserError(
+            f"precision {precision} is not supported on CPUs: most lack it and some crash. Give --precision 32."
+        )
+
+
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a CPU tensor to a device without waiting for the copy; for a CUDA device through pinned memory.
 

@@ -54,6 +54,8 @@ def assemble_comparison(
     holds_out = options.eval_data is None and own_test  # tuning runs do not train on the validation images
     check_settings(settings, rows, axes, holds_out_validation=holds_out)
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
+    if not options.dry_run:
+        _check_machine(settings, rows, detects="detect" in evaluation.measures)
     title = _title(data, named, settings, rows, options)
     command = command_line("compare", {**flags, **options.recorded(), **given})
     return Study(
@@ -78,6 +80,8 @@ def assemble_ablation(
         evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
         evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
         notes += ["every row searches neighbors, even if its loss uses none, to measure neighbor purity"]
+    if not options.dry_run:
+        _check_machine(settings, rows)
     flags = {
         "table": table, "values": numbers, "steps": steps if table == "cost" and steps != 30 else None,
         "name": None if name == f"ablate-{table}" else name,
@@ -85,6 +89,21 @@ def assemble_ablation(
     name, title = name or f"ablate-{table}", f"{data.name}: {TABLES[table]}"
     command = command_line("ablate", {**flags, **options.recorded(), **settings})
     return Study(options, name, title, rows, settings, evaluation, data, command, rule=rule, notes=notes)
+
+
+def _check_machine(settings: dict[str, Any], rows: Sequence[Row], *, detects: bool = False) -> None:
+    """Raise UserError before anything is trained if the device or, for detection, the encoder of a row does not fit."""
+    from snclr.evaluation.detection.model import check_detectable
+    from snclr.runtime.device import check_precision, pick_device
+    from snclr.train.build import encoder_spec
+
+    encoders = {}
+    for row in rows:
+        config = resolve({**settings_for_method(row.settings["method"], settings), **row.settings})
+        check_precision(pick_device(config.device), config.precision)
+        encoders[config.encoder] = config
+    for config in encoders.values() if detects else ():
+        check_detectable(encoder_spec(config))
 
 
 def _numbers(values: str | Sequence[int] | None) -> list[int] | None:
