@@ -313,6 +313,18 @@ def test_there_is_no_status_line_in_a_log_file_or_on_another_rank(
     assert log.getvalue() == ""
 
 
+@pytest.mark.parametrize(("seconds", "printed"), [(0.0, ""), (0.6, "snclr knn: starting\n")])
+def test_a_log_has_a_first_line_unless_the_command_ends_at_once(
+    seconds: float, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    with StatusLine("snclr knn", log=True):
+        time.sleep(seconds)
+    with StatusLine("snclr knn", log=True, quiet=True):
+        time.sleep(seconds)
+    assert log.getvalue() == printed
+
+
 def test_no_color_is_respected(tmp_path: Path) -> None:
     shown, _ = on_terminal(tmp_path, NO_COLOR="1")
     assert "━" in shown

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,22 @@ def test_stop_requested_has_the_exit_code_of_its_signal(signum, code):
     error = pickle.loads(pickle.dumps(StopRequested(signum, step=3, total_steps=9)))
     assert (error.signal, error.exit_code, error.step, error.total_steps) == (signum, code, 3, 9)
     assert not isinstance(error, Exception)
+
+
+def test_ctrl_c_at_the_end_of_the_program_keeps_its_exit_code(tmp_path: Path) -> None:
+    """Python resets the handler of SIGINT before it deletes its modules."""
+    program = tmp_path / "snclr"
+    program.write_text(
+        "import os, signal, sys\n"
+        "import snclr\n"
+        "from snclr.runtime.stop import command_signals\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):\n"
+        "        kill(pid, number)\n"
+        "sys.late = Late()\n"
+        "with command_signals():\n"
+        "    pass\n"
+        "sys.exit(3)\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")

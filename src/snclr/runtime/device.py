@@ -35,7 +35,7 @@ def pick_device(device: str) -> str:
         return device
     if device.removesuffix(":0") in available:  # mps:0 is mps, cpu:0 is cpu
         return device.removesuffix(":0")
-    raise UserError(f"there is no device {device!r} on this machine; choose auto or one of {', '.join(available)}")
+    raise UserError(f"there is no device {device!r} on this machine; choose auto or {', '.join(available)}")
 
 
 def check_precision(device: str, precision: str) -> None:

@@ -1,10 +1,12 @@
 """Ctrl-C while the `snclr` program still imports its modules: exit with 130, without a traceback.
 
-The package imports this module first. Other programs that import snclr keep their own handling of Ctrl-C.
+The package imports this module first. Other programs that import snclr keep their own handling of Ctrl-C. The end of
+the program is covered too: Python resets the handler before it deletes its modules, which takes a second with torch.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -16,10 +18,11 @@ def exit_on_interrupt() -> None:
     """Handle Ctrl-C until `runtime.stop.command_signals` does, if this process is the `snclr` program."""
     if is_snclr_program(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, exit_at_once)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the result is complete: keep its exit code
 
 
 def exit_at_once(signum: int, frame: FrameType | None) -> None:
-    """Exit with 130; nothing has been written yet."""
+    """Exit with 130; nothing has been written yet, or everything has."""
     os.write(2, b"interrupted\n")
     os._exit(130)
 

@@ -1,6 +1,7 @@
 """Progress of a long job: a bar on a terminal, plain lines elsewhere, with the same content.
 
-`StatusLine` covers the rest of a command, such as imports: on a terminal, no command is silent for long.
+`StatusLine` covers the rest of a command, such as imports: on a terminal, no command is silent for long, and a log has
+a first line at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _WINDOW_SECONDS = 60.0
 _WINDOW_UPDATES = 8
 _REFRESH_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
+_FIRST_LINE_SECONDS = 0.2
 _BRIEF_SECONDS = 2.0
 _MIN_BAR_WIDTH = 8
 
@@ -228,13 +230,16 @@ def _fill_lines(parts: Iterable[str], width: int) -> Iterable[str]:
 class StatusLine:
     """Within the block, show on a terminal what the command does, and for how long, if nothing else is shown.
 
-    The line is replaced by any other output. While there is a bar, its spinner is kept moving instead.
+    The line is replaced by any other output. While there is a bar, its spinner is kept moving instead. With `log`, a
+    command that takes longer than a moment prints its name once if there is no terminal.
     """
 
-    def __init__(self, name: str, *, quiet: bool = False) -> None:
+    def __init__(self, name: str, *, quiet: bool = False, log: bool = False) -> None:
         self.name, self._text = name, "starting"
         self._stream = sys.stderr
-        self._shown = not quiet and _is_terminal(self._stream) and not _is_other_rank()
+        wanted = not quiet and not _is_other_rank()
+        self._shown = wanted and _is_terminal(self._stream)
+        self._logged = wanted and log and not self._shown
         self._since = time.monotonic()
         self._visible = False
         self._progress: Progress | None = None
@@ -251,11 +256,15 @@ class StatusLine:
                 self._replaced[name] = getattr(sys, name)
                 setattr(sys, name, _ClearFirst(self, getattr(sys, name)))
             self._show()
+        if self._shown or self._logged:
             self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         global _status
+        if self._logged:
+            self._ended.set()
+            self._thread.join()
         if self._shown:
             _status = None
             self._ended.set()
@@ -304,6 +313,10 @@ class StatusLine:
             self._ended.set()
 
     def _repeat(self) -> None:
+        if self._logged and not self._ended.wait(_FIRST_LINE_SECONDS):
+            self._write(f"{self.name}: {self._text}\n")
+        if self._logged:
+            return
         while not self._ended.wait(_STATUS_SECONDS):
             self._show()
 

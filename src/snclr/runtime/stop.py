@@ -47,24 +47,24 @@ def stop_with_parent() -> None:
 def command_signals() -> Iterator[None]:
     """Within the block, SIGUSR1 ends the process like SIGTERM, and Ctrl-C during an import exits at once.
 
-    Handlers that are not Python's defaults stay, e.g. a SIGINT that is ignored in the background jobs of a script.
+    Handlers that are not Python's defaults or the program's own stay, e.g. a SIGINT that is ignored in the background
+    jobs of a script.
     """
-    if signal.getsignal(signal.SIGINT) is exit_at_once:  # the program's own, until here
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    handlers: dict[signal.Signals, tuple[Any, Any]] = {
-        signal.SIGUSR1: (signal.SIG_DFL, lambda *_: signal.raise_signal(signal.SIGTERM)),
-        signal.SIGINT: (signal.default_int_handler, _interrupt),
+    handlers: dict[signal.Signals, tuple[tuple[Any, ...], Any]] = {
+        signal.SIGUSR1: ((signal.SIG_DFL,), lambda *_: signal.raise_signal(signal.SIGTERM)),
+        signal.SIGINT: ((signal.default_int_handler, exit_at_once), _interrupt),
     }
-    replaced = []
+    replaced = {}
     if threading.current_thread() is threading.main_thread():
-        replaced = [number for number, (default, _) in handlers.items() if signal.getsignal(number) is default]
+        current = {number: signal.getsignal(number) for number in handlers}
+        replaced = {number: current[number] for number, (known, _) in handlers.items() if current[number] in known}
     for number in replaced:
         signal.signal(number, handlers[number][1])
     try:
         yield
     finally:
-        for number in replaced:
-            signal.signal(number, handlers[number][0])
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
