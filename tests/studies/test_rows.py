@@ -46,7 +46,7 @@ def test_methods_may_be_a_list():
         ("snclr:epochs=10", "same for all rows"),
         ("snclr:encoder=resnet50", "same for all rows"),
         ("snclr:seed=3", "same for all rows"),
-        ("nosuch", "method must be one of"),
+        ("nosuch", "there is no method .nosuch."),
     ],
 )
 def test_invalid_rows_are_rejected(text, message):

@@ -278,10 +278,17 @@ def test_unwritable_folders_are_rejected_before_anything_runs(workers, common, t
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="another --results folder"):
         compare(methods="snclr", seeds=1, results=tmp_path / "file" / "results", **common)
-    with pytest.raises(UserError, match="another --out folder"):
+    with pytest.raises(UserError, match="give the name of a folder"):
         compare(methods="snclr", seeds=1, **{**common, "out": tmp_path / "file"})
     assert not workers.started
     assert compare(methods="snclr", seeds=1, **common).exit_code == 0  # nothing is left locked
+
+
+@pytest.mark.parametrize(("k", "noted"), [(200, True), (2, False), ("auto", False)])
+def test_a_k_above_the_smallest_class_is_noted(workers, common, k, noted):
+    result = compare(methods="snclr", seeds=1, k=k, **common)
+    assert [job["evaluation"]["k"] for job in workers.started] == [k]
+    assert any("--k auto chooses k as `snclr knn` does" in note for note in result.table["notes"]) == noted
 
 
 def test_a_common_setting_reaches_the_methods_that_use_it(workers, common):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from snclr.api.early_checks import check_folder
 from snclr.studies.options import StudyOptions
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ def compare(
         coco: Folder with the COCO data of a study that measures detection.
         name: Name of the table and its files (default: compare, or the name of the study).
     """
+    options, settings = StudyOptions.split(keywords)
+    check_folder(options.out)
     from snclr.studies.assemble import assemble_comparison
     from snclr.studies.study import run_study
 
-    options, settings = StudyOptions.split(keywords)
     plan = assemble_comparison(
         options, settings, methods=methods, study=study, budget=budget, tune=tune, tune_seed=tune_seed, coco=coco,
         name=name,
@@ -87,8 +89,9 @@ def ablate(
         steps: Training steps to measure for table cost.
         name: Name of the table and its files (default: ablate-TABLE).
     """
+    options, settings = StudyOptions.split(keywords)
+    check_folder(options.out)
     from snclr.studies.assemble import assemble_ablation
     from snclr.studies.study import run_study
 
-    options, settings = StudyOptions.split(keywords)
     return run_study(assemble_ablation(options, settings, table=table, values=values, steps=steps, name=name))

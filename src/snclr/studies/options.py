@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snclr.data.info import dataset_name
 from snclr.errors import UserError
@@ -25,7 +25,8 @@ class StudyOptions:
         results: Directory for the record of each run (default: OUT/results).
         eval_data: Labeled images to evaluate on (default: the training data).
         test: Separate test images (default: the dataset's test split, or a held-out fifth of the images).
-        k: Neighbors that vote in the kNN evaluation.
+        k: Neighbors that vote in the kNN evaluation; one number keeps tables comparable. auto: as in snclr knn, the
+            size of the smallest class, at least 10 and at most 200.
         jobs: Number of runs in parallel; with more than one, timings are unreliable.
         keep_runs: Keep the checkpoints of finished runs, not only encoder and metrics.
         dry_run: Only list the runs and estimate their duration.
@@ -38,7 +39,7 @@ class StudyOptions:
     results: str | Path | None = None
     eval_data: str | None = None
     test: str | None = None
-    k: int = 200
+    k: int | Literal["auto"] = 200
     jobs: int = 1
     keep_runs: bool = False
     dry_run: bool = False
@@ -49,6 +50,8 @@ class StudyOptions:
         parse_seeds(self.seeds)  # raises UserError
         if self.jobs < 1:
             raise UserError(f"--jobs must be at least 1, not {self.jobs}")
+        if self.k != "auto" and self.k < 1:
+            raise UserError(f"--k must be auto or at least 1, not {self.k}")
 
     @classmethod
     def split(cls, keywords: Mapping[str, Any]) -> tuple[StudyOptions, dict[str, Any]]:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from snclr.errors import UserError
+from snclr.errors import UserError, did_you_mean, known_spelling
 from snclr.io.hashing import sha256_file, sha256_json
+from snclr.methods.config import METHODS
 from snclr.runtime.settings import RENAMED_SETTINGS, current_name
 from snclr.train.config import MAY_CHANGE_ON_RESUME, REMOVED_SETTINGS, all_settings, resolve, settings_for_method
 
@@ -55,7 +56,7 @@ class Evaluation:
     kind: str = "test"
     data: str | None = None
     test: str | None = None
-    k: int = 200
+    k: int | Literal["auto"] = 200
     temperature: float = 0.07
     steps: int = 0
     fingerprint: str = ""
@@ -164,6 +165,9 @@ def _parse_row(spec: str) -> Row:
     if spec == UNTRAINED:
         return Row(UNTRAINED, {"method": "snclr"}, untrained=True)
     method, _, rest = spec.partition(":")
+    if not rest and "=" not in method and known_spelling(method, METHODS) not in METHODS:
+        hint = did_you_mean(method, METHODS)
+        raise UserError(f"--methods: there is no method {method!r}{hint}; `snclr methods` lists all")
     pairs = [part.partition("=") for part in rest.split(",") if part]
     if "=" in method or not all(sign for _, sign, _ in pairs):
         raise UserError(f"--methods: {spec!r} is not a method with settings. Write METHOD:NAME=VALUE,NAME=VALUE")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from snclr.data.info import DatasetInfo
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.methods import METHODS
 from snclr.studies.runs import Evaluation, Row
 
 if TYPE_CHECKING:
-    from snclr.data.datasets.base import ImageDataset
+    from snclr.data.datasets.base import ImageDataset, Labels
 
 _HELD_OUT = "the data has no test split: the test images were seen in pre-training, without their labels"
 _SEEN = "the test images are among those of --data: they were seen in pre-training, without their labels"
@@ -32,7 +32,7 @@ def check_test_images(
     from snclr.evaluation.scoring import match_labels
 
     train, test, _ = open_splits(evaluation.data or data, evaluation.test)
-    match_labels(train, test)
+    labels, _ = match_labels(train, test)
     note = _overlap_note(evaluation, info, data, train, test)
     supervised = [method for row in rows if METHODS[method := row.settings["method"]].needs_labels]
     if note and supervised:
@@ -40,7 +40,17 @@ def check_test_images(
             f"the method {supervised[0]} would learn from the labels of the test images: {note.partition(':')[0]}."
             f" Give a dataset with train/ and test/ folders, or leave {supervised[0]} out."
         )
-    return replace(evaluation, fingerprint=train.fingerprint() + test.fingerprint()), [note] if note else []
+    notes = [text for text in (note, _k_note(evaluation.k, labels)) if text]
+    return replace(evaluation, fingerprint=train.fingerprint() + test.fingerprint()), notes
+
+
+def _k_note(k: int | Literal["auto"], labels: Labels) -> str:
+    """Return a note if more neighbors vote than the smallest class has images."""
+    smallest = int(np.unique(labels[labels >= 0], return_counts=True)[1].min())
+    if k == "auto" or k <= smallest:
+        return ""
+    of_class = count(smallest, "training image")
+    return f"k = {k} exceeds the {of_class} of the smallest class; --k auto chooses k as `snclr knn` does"
 
 
 def _overlap_note(
