@@ -128,21 +128,31 @@ def test_bad_input_prints_one_line_and_exits_with_2(argv, fragments, tmp_path, c
         assert fragment in error.replace(",", ""), error
 
 
+_PRETRAIN = "snclr pretrain --data DATA --out OUT [OPTIONS]"
+
+
 @pytest.mark.parametrize(
     ("argv", "fragment", "usage"),
     [
         (["pretrian"], 'Did you mean "pretrain"?', "snclr COMMAND"),
-        (["pretrain", "--imagesize", "3"], "--imagesize. Did you mean --image-size?", "snclr pretrain [OPTIONS]"),
-        (["pretrain", "--method", "snclrr"], 'Did you mean "snclr"?', "snclr pretrain [OPTIONS]"),
-        (["pretrain", "--lr", "high"], '--lr: "high" is not a number', "snclr pretrain [OPTIONS]"),
-        (["pretrain", "--epochs", "five"], '--epochs: "five" is not a whole number', "snclr pretrain [OPTIONS]"),
-        (["pretrain", "/usr"], "unexpected argument /usr. Did you mean --data /usr?", "snclr pretrain [OPTIONS]"),
-        (["plan", "--data", "demo", "stray"], "unexpected argument stray", "snclr plan [OPTIONS]"),
-        (["plan", "--gamma", "most"], '--gamma: "most" is not a number or max', "snclr plan [OPTIONS]"),
-        (["knn"], "RUN requires an argument", "snclr knn RUN [OPTIONS]"),
-        (["neighbors"], "RUN requires an argument", "snclr neighbors RUN [IMAGE...] [OPTIONS]"),
-        (["export", "run"], "--to requires an argument", "snclr export RUN --to STR [OPTIONS]"),
-        (["explore"], "RUN requires an argument", "snclr explore RUN [OTHER] [OPTIONS]"),
+        (["pretrain", "--imagesize", "3"], "--imagesize. Did you mean --image-size?", _PRETRAIN),
+        (["pretrain", "--method", "snclrr"], 'Did you mean "snclr"?', _PRETRAIN),
+        (["pretrain", "--lr", "high"], '--lr: "high" is not a number', _PRETRAIN),
+        (["pretrain", "--epochs", "five"], '--epochs: "five" is not a whole number', _PRETRAIN),
+        (["pretrain", "/usr"], "unexpected argument /usr. Did you mean --data /usr?", _PRETRAIN),
+        (["pretrain", "/usr", "r s"], "/usr 'r s'. Did you mean --data /usr --out 'r s'?", _PRETRAIN),
+        (["pretrain", "--data", "demo", "--out"], "--out needs a value", _PRETRAIN),
+        (["knn", "run", "--k", "1.5"], '"1.5" is not a whole number or auto', "snclr knn RUN [OPTIONS]"),
+        (["fewshot", "run", "--labels", "2"], "Did you mean --labels-per-class?", "snclr fewshot RUN [OPTIONS]"),
+        (["pack", "--data", "x"], "snclr pack FOLDER --shards OUT", "snclr pack [FOLDER] [OPTIONS]"),
+        (["ablate", "--tabel", "queue"], "Did you mean --table instead of --tabel?",
+         "snclr ablate --data DATA --table CHOICE --out PATH [OPTIONS]"),
+        (["plan", "--data", "demo", "stray"], "unexpected argument stray", "snclr plan --data DATA [OPTIONS]"),
+        (["plan", "--gamma", "most"], '--gamma: "most" is not a number or max', "snclr plan --data DATA [OPTIONS]"),
+        (["knn"], "RUN is missing", "snclr knn RUN [OPTIONS]"),
+        (["neighbors"], "RUN is missing", "snclr neighbors RUN [IMAGE...] [OPTIONS]"),
+        (["export", "run"], "--to is missing", "snclr export RUN --to STR [OPTIONS]"),
+        (["explore"], "RUN is missing", "snclr explore RUN [OTHER] [OPTIONS]"),
     ],
 )  # fmt: skip
 def test_a_typo_prints_a_suggestion_and_the_usage_of_the_command(argv, fragment, usage, capsys):
@@ -153,12 +163,17 @@ def test_a_typo_prints_a_suggestion_and_the_usage_of_the_command(argv, fragment,
     assert "--help` lists the" in advice
 
 
+def _spelled(*argv):
+    return normalize_spelling(argv, program.COMMANDS)
+
+
 def test_other_spellings_are_accepted(monkeypatch, tmp_path):
-    given = program.parse(normalize_spelling(["pretrain", "--neighbours=3", "--method", "MoCo-v3"])).arguments
+    given = program.parse(_spelled("pretrain", "--neighbours=3", "--method", "MoCo-v3")).arguments
     assert given == {"neighbors": 3, "method": "mocov3"}
-    given = program.parse(normalize_spelling(["pretrain", "--accelerator", "cpu", "--data=accelerator"])).arguments
+    given = program.parse(_spelled("pretrain", "--accelerator", "cpu", "--data=accelerator")).arguments
     assert given == {"device": "cpu", "data": "accelerator"}
-    assert normalize_spelling(["neighbours", "neighbours/run"]) == ["neighbors", "neighbours/run"]
+    assert _spelled("neighbours", "neighbours/run") == ["neighbors", "neighbours/run"]
+    assert _spelled("KNN", "Runs/A") == ["knn", "Runs/A"]
     config = resolve({"recipe": "VIT_small_ImageNet", "method": "SNCLR", "neighbours": 7})
     assert (config.recipe, config.method, config.neighbors) == ("vit-small-imagenet", "snclr", 7)
 

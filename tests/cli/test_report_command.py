@@ -289,8 +289,7 @@ def test_runs_are_overlaid(trained: Path, run: Path, capsys: pytest.CaptureFixtu
     ("options", "message"),
     [
         ({"images": 2}, "images is 2; a report takes 3 to 5,000"), ({"rows": 0}, "rows is 0"), ({"k": 21}, "k is 21"),
-        ({"out": "page.png"}, "is not an HTML file"),
-        ({"out": "none/page.html"}, "there is no folder none"),
+        ({"out": "page.png"}, "ends in '.png'; use .html"),
     ],
 )  # fmt: skip
 def test_invalid_options_are_rejected(trained: Path, options: dict[str, Any], message: str) -> None:

@@ -120,6 +120,14 @@ def test_an_empty_folder_is_an_error(tmp_path):
         open_dataset(tmp_path)
 
 
+def test_photographs_that_are_not_read_are_named(tmp_path):
+    for name in ("a.HEIC", "deep/b.heic", "c.nef", ".d.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match=r"Not read: 2 \.heic files and 1 \.nef file; convert to JPEG"):
+        open_dataset(str(tmp_path))
+
+
 def test_a_name_that_is_not_utf8_is_escaped(tmp_path):
     put(tmp_path / "good.png")
     (tmp_path / "good.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png"))

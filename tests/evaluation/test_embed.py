@@ -112,7 +112,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 
 def test_bad_input_is_rejected_before_the_encoder_is_loaded(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("snclr.evaluation.session.load_encoder", lambda folder: pytest.fail("loaded"))
-    for out, message in ((tmp_path / "f.csv", ".parquet"), (tmp_path / "f", ".npy"), (tmp_path, "ends in")):
+    for out, message in ((tmp_path / "f.csv", ".parquet"), (tmp_path / "f", ".npy"), (tmp_path, "has no suffix")):
         with pytest.raises(UserError, match=message):
             snclr.embed(run, out=out)
     (tmp_path / "d.npy").mkdir()

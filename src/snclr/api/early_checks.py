@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.errors import UserError
+from snclr.errors import UserError, similar_path
 from snclr.runtime.stop import STARTED_BY
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ def check_data(*data: str | Path | None) -> None:
                 check_spec(spec)
 
 
-def check_numbers(minimum: float, **values: float | None) -> None:
-    """Raise UserError for a number below the minimum; None is a default."""
+def check_numbers(minimum: float, *, at_most: float = math.inf, **values: float | None) -> None:
+    """Raise UserError for a number below the minimum or above the maximum; None is a default."""
     for name, value in values.items():
-        if value is not None and not minimum <= value < math.inf:
-            raise UserError(f"{name} must be at least {minimum:g}, not {value:g}")
+        if value is not None and not (minimum <= value <= at_most and value < math.inf):
+            allowed = f"at least {minimum:g}" if at_most == math.inf else f"from {minimum:g} to {at_most:g}"
+            raise UserError(f"{name} must be {allowed}, not {value:g}")
 
 
 def check_positive(**values: float | None) -> None:
@@ -52,31 +54,91 @@ def check_positive(**values: float | None) -> None:
             raise UserError(f"{name} must be above 0, not {value:g}")
 
 
-def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> None:
+def check_file(out: str | Path | None, *, suffixes: Sequence[str] = (), flag: str = "--out") -> None:
+    """Raise UserError if a file that was named for the output has another suffix or cannot be written."""
+    if out is None or _has_other_ranks():
+        return
+    from snclr.io.atomic import check_writable
+
+    path = Path(out)
+    if suffixes and path.suffix.lower() not in suffixes:
+        end = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
+        raise UserError(f"{flag} {path} {end}; use {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a folder; give the name of a file to write")
+    check_writable(path, f"choose another {flag}")
+
+
+def check_folder(out: str | Path | None, *, flag: str = "--out") -> None:
+    """Raise UserError if no file can be written to a folder that was named for the output."""
+    if out is not None and not _has_other_ranks():
+        from snclr.io.atomic import check_writable
+
+        path = Path(out)
+        if path.is_file():
+            raise UserError(f"{flag} {path} is a file; give the name of a folder")
+        check_writable(path / "file" if path.is_dir() else path, f"choose another {flag}")
+
+
+def check_labels(labels: str | Path) -> None:
+    """Raise UserError if labels are neither a share of the images nor a file."""
+    from snclr.evaluation.few_labels.share import read_share
+
+    if read_share(labels) is None and not Path(labels).is_file():
+        hint = f" (did you mean '{labels}%'?)" if read_share(f"{labels}%") else similar_path(Path(labels))
+        raise UserError(
+            f"--labels {str(labels)!r} is neither a share such as 1% or 10% nor a file with one image name per"
+            f" line{hint}"
+        )
+
+
+def check_device(device: str | None) -> None:
+    """Raise UserError for a name that is no device of any machine; whether this machine has it is checked later."""
+    if device is not None and not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", device):
+        hint = " (did you mean 'cuda'?)" if device.lower() in ("gpu", "nvidia") else ""
+        raise UserError(f"there is no device {device!r}{hint}; choose auto, cpu, cuda, cuda:1 … or mps")
+
+
+def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> str:
     """Raise UserError for bad settings, for data that is not found, and for a run directory that is in use.
 
-    If the run is resumed, check that it exists and that the given settings may change.
+    If the run is resumed, check that it exists and that the given settings may change. Return a note about photographs
+    of the folder that cannot be read, or "".
     """
     if _has_other_ranks():
-        return
+        return ""
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
     from snclr.train.config import require, resolve
     from snclr.train.load_run import config_for_resume
 
     if settings.get("resume"):
         if config is not None:
-            return  # training raises the error
+            return ""  # training raises the error
         resumed = config_for_resume(dict(settings))
         if not resumed.data and not RunDir(resumed.out).config.is_file():
             raise no_run_to_resume(resumed.out)
-        return
+        return ""
     resolved = resolve(settings, config)
     require(resolved, ("data", "out"))
     check_data(resolved.data)
     run = RunDir(resolved.out)
     if not run.lock.is_held():  # else training raises the error, with the process that holds it
         run.check_free(resume=False, overwrite=resolved.overwrite)
+    check_device(resolved.device)
+    check_folder(resolved.out)
     _check_local_images(resolved)
+    return unread_photos(resolved.data)
+
+
+def unread_photos(data: str) -> str:
+    """Return a note about photographs of formats that are not read, if the data is a folder that is not large."""
+    from snclr.data.datasets.base import open_dataset
+    from snclr.data.datasets.folder import MIN_FILES, other_photos, split_folder
+
+    folder = Path(data).expanduser()
+    if not folder.is_dir() or len(open_dataset(data, split="train")) >= MIN_FILES:
+        return ""
+    return other_photos(split_folder(folder, "train")).strip()
 
 
 def _check_local_images(config: PretrainConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_numbers, check_positive, check_run_and_data
+from snclr.api.early_checks import check_labels, check_numbers, check_positive, check_run_and_data
 from snclr.api.options import EncodingOptions, RankOptions, with_options
 from snclr.evaluation.results import FewShotResult, FinetuneResult, KnnResult, LinearResult
 
@@ -174,6 +174,7 @@ def finetune(
     check_numbers(1, epochs=epochs, batch_size=batch_size)
     check_numbers(0, weight_decay=weight_decay)
     check_positive(lr=lr, head_lr=head_lr)
+    check_labels(labels)
     from snclr.evaluation.finetune import evaluate_finetune
     from snclr.evaluation.session import open_session
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_numbers, check_run_and_data
+from snclr.api.early_checks import check_file, check_folder, check_numbers, check_run_and_data
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.analysis.results import CurateResult
@@ -44,7 +44,7 @@ def explore(
         data: Images to explore: a folder, a list, shards or a dataset name (default: the run's training data).
         test: Test images to search for leaks (default: the test split of the data, if it has one).
         gallery: Another folder of images to search in.
-        port: Port on 127.0.0.1; 0 chooses a free one.
+        port: Port on 127.0.0.1, up to 65535; 0 chooses a free one.
         static: Folder to write instead of serving.
         images: Maximum number of images in a static folder; larger datasets are sampled.
         overwrite: Replace an earlier static folder.
@@ -56,15 +56,17 @@ def explore(
     _check_installed()
     check_run_and_data(run, data, test, gallery)
     check_numbers(1, images=images)
+    check_folder(static, flag="--static")
     from snclr.evaluation.session import open_session
     from snclr.explorer.opened import Explorer
     from snclr.explorer.security import new_token
     from snclr.explorer.server import open_socket, serve
 
     if static is not None:
-        from snclr.explorer.static import check_folder, write_static
+        from snclr.explorer.static import check_folder as check_static
+        from snclr.explorer.static import write_static
 
-        check_folder(Path(static), overwrite=overwrite)
+        check_static(Path(static), overwrite=overwrite)
         with open_session(run, device=device, cache=cache, quiet=True) as session:
             explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
             try:
@@ -126,6 +128,8 @@ def curate(
     """
     check_run_and_data(run, data, test)
     check_numbers(1, number=number, k=k)
+    check_file(out)
+    check_file(keep, flag="--keep")
     from snclr.evaluation.analysis.curate_run import curate_run
     from snclr.evaluation.session import open_session
 

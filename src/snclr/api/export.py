@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snclr.api.early_checks import check_run_and_data
+from snclr.api.early_checks import check_folder, check_run_and_data
+from snclr.errors import UserError, similar_path
 from snclr.exporters.format import Exported, check_names
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = No
     names = [name.strip() for name in (to.split(",") if isinstance(to, str) else to)]
     unique = list(dict.fromkeys(name for name in names if name))
     check_names(unique)
+    check_folder(out)
     from snclr.exporters.export import export_run
 
     return export_run(Path(run), unique, None if out is None else Path(out))
@@ -55,6 +57,13 @@ def import_encoder(
         stem: First layers of a ResNet: auto, standard, small or half.
         heads: Attention heads of a ViT (default: the library's).
     """
+    path = Path(weights).expanduser()
+    if str(weights) != "pretrained" and not path.exists():
+        raise UserError(
+            f"there is no {path}{similar_path(path)}. Give a run directory, a weights file (.pth, .pt or .safetensors)"
+            " or pretrained."
+        )
+    check_folder(out)
     from snclr.checkpoint.external_weights import import_encoder as write_folder
 
     return write_folder(weights, Path(out), name=encoder, image_size=image_size, stem=stem, heads=heads)

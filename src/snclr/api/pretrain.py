@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.api.early_checks import check_pretrain
+from snclr.api.early_checks import check_pretrain, unread_photos
 from snclr.errors import UserError
 
 USELESS_PURITY = 0.45
@@ -30,7 +31,9 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
         quiet: Print no progress.
         settings: Values for the fields of `PretrainConfig`; the recipe supplies the rest.
     """
-    check_pretrain(settings, config)
+    note = check_pretrain(settings, config)
+    if note and not quiet:
+        print(f"warning: {note}", file=sys.stderr)
     from snclr.train.pretrain import pretrain
 
     return pretrain(config=config, quiet=quiet, **settings)
@@ -102,6 +105,8 @@ class RunPlan:
     """Images that were decoded to find unreadable ones: all of a small dataset, else a sample."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Unreadable images among these, with the reasons."""
+    unread_photos: str = ""
+    """Photographs of formats that are not read, e.g. HEIC."""
 
     @property
     def warnings(self) -> list[str]:
@@ -179,7 +184,7 @@ def plan(
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, cost["queue_mb"]), probe=probe,
-        checked=readable.checked, unreadable=readable.unreadable,
+        checked=readable.checked, unreadable=readable.unreadable, unread_photos=unread_photos(run.data),
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snclr.api.early_checks import check_run_and_data
+from snclr.api.early_checks import check_file, check_run_and_data
 from snclr.errors import UserError
+from snclr.reports.class_names import read_class_names
 
 if TYPE_CHECKING:
     from snclr.reports.build import ReportResult
@@ -52,13 +53,15 @@ def report(
         cache: Read and write features in RUN/evaluation/features.
         quiet: Print no progress.
     """
-    check_run_and_data(run, data)
+    others = [runs] if isinstance(runs, (str, Path)) else list(runs)
+    for each in (run, *others):
+        check_run_and_data(each, data)
+    names = None if class_names is None else read_class_names(class_names)
+    check_file(out, suffixes=(".html", ".htm"))
     from snclr.checkpoint.run_dir import open_run
     from snclr.evaluation.session import open_session
     from snclr.reports.build import ReportOptions, report_path, write_report
-    from snclr.reports.classes import read_class_names
 
-    others = [runs] if isinstance(runs, (str, Path)) else list(runs)
     if others:
         from snclr.reports.overlay import write_overlay
 
@@ -66,7 +69,6 @@ def report(
             raise UserError("--data and --class-names apply to the report of one run. Omit them, or give one run")
         run_dirs = [open_run(one) for one in (run, *others)]
         return write_overlay(run_dirs, report_path(out, run_dirs[0].runs_report))
-    names = None if class_names is None else read_class_names(class_names)
     options = ReportOptions(images, rows, k, embeddings, seed, names)
     run_dir = open_run(run)
     path = report_path(out, run_dir.report)

@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_numbers, check_run_and_data
+from snclr.api.early_checks import check_file, check_numbers, check_run_and_data
 from snclr.api.options import SessionOptions, with_options
-from snclr.errors import UserError
-from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
+from snclr.evaluation.retrieval.results import (
+    FORMATS,
+    MAX_NEIGHBORS,
+    EmbedResult,
+    Explanation,
+    NeighborsResult,
+    SearchResult,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,6 +53,7 @@ def embed(
     check_run_and_data(run, data)
     check_numbers(1, batch_size=batch_size)
     check_numbers(0, neighbors=neighbors)
+    check_file(out, suffixes=FORMATS)
     from snclr.evaluation.retrieval.embeddings import check_out, embed_dataset
     from snclr.evaluation.session import open_session
 
@@ -87,9 +94,9 @@ def search(
         out: PNG file for a figure of the first 12 queries.
         options: Those of `SessionOptions`.
     """
-    _check_figure(out)
     check_run_and_data(run, data)
     check_numbers(1, k=k)
+    check_file(out, suffixes=(".png",))
     from snclr.evaluation.retrieval.index import check_k, choose_index
     from snclr.evaluation.retrieval.search import search_images
     from snclr.evaluation.session import open_session
@@ -134,9 +141,10 @@ def neighbors(
         out: PNG file of the figure (default: RUN/figures/neighbors.png).
         options: Those of `SessionOptions`.
     """
-    _check_figure(out)
     check_run_and_data(run, data, None if candidates == "queue" else candidates)
-    check_numbers(1, k=k, rows=rows)
+    check_numbers(1, at_most=MAX_NEIGHBORS, k=k)
+    check_numbers(1, rows=rows)
+    check_file(out, suffixes=(".png",))
     from snclr.evaluation.retrieval.neighbors import find_neighbors
     from snclr.evaluation.session import open_session
     from snclr.reports.figures.neighbors import draw_neighbors
@@ -170,7 +178,7 @@ def explain(
         device: Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one.
         quiet: Print no progress.
     """
-    _check_figure(out)
+    check_file(out, suffixes=(".png",))
     check_run_and_data(run, None if candidates == "queue" else candidates)
     from snclr.evaluation.retrieval.explain import explain_image
     from snclr.reports.figures.explain import draw_explanation
@@ -178,8 +186,3 @@ def explain(
     return explain_image(
         run, image, candidates=candidates, out=out, workers=workers, device=device, quiet=quiet, draw=draw_explanation
     )
-
-
-def _check_figure(out: str | Path | None) -> None:
-    if out is not None and Path(out).suffix.lower() != ".png":
-        raise UserError(f"the figure {out} must end in .png")

@@ -67,7 +67,7 @@ def _show_estimate(estimate: StudyEstimate) -> None:
 _WRAP = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="  ")
 _TABLES = "\n\n".join(f"{name}\n  {text}\n{_WRAP.fill(f'rule: {RULES[name]}')}" for name, text in TABLES.items())
 _SHARED: dict[str, Any] = {
-    "show": show_study, "types": {"seeds": str, "tune": list[str]},
+    "show": show_study, "needs": ("data",), "types": {"seeds": str, "tune": list[str]},
     "hidden": ("method", "seed", "resume", "overwrite", "keep_checkpoints"),
 }  # fmt: skip
 COMMANDS = {

@@ -1,11 +1,14 @@
-"""Print the results of the commands that measure accuracy."""
+"""Print the results of the commands that evaluate a run."""
 
 from __future__ import annotations
 
 import sys
 
+from cyclopts import Parameter
+
+from snclr.api.detect import DetectResult, detect
 from snclr.api.evaluate import fewshot, finetune, knn, linear
-from snclr.cli.flags import Command
+from snclr.cli.flags import Command, SettingGroups
 from snclr.cli.output import print_table
 from snclr.errors import count
 from snclr.evaluation.results import AccuracyResult, Baseline, FewShotResult, KnnResult
@@ -52,12 +55,29 @@ to 0, no weight decay, random resized crops and flips, 60 epochs up to 1% of the
 starts from random weights, for the "supervised" row of a table; a fair comparison needs another learning rate and more
 epochs. Repeat the command to continue a stopped training.
 """
+_DETECT_EXAMPLES = """Examples:
+  snclr detect runs/resnet50 --data coco/ --devices 8 --workers 4           # the paper's 1x protocol
+  snclr detect runs/resnet50 --data coco/ --init random                     # the "Rand Init" row
+  snclr detect runs/supervised --data coco/ --encoder resnet50 --init resnet50-0676ba61.pth   # "Supervised"
+  snclr detect runs/photos --data pedestrians/ --recipe cpu                 # minutes, for a narrow ResNet
+  snclr detect runs/photos --data other/ --detector runs/photos/detect-run-1a2b3c4d5e6f       # evaluate only
+
+--data is a folder with images and COCO annotation files such as annotations/instances_train2017.json. Files with other
+names are given by flags. A recipe sets the schedule and the detector; a flag overrides it. The defaults shown are those
+of the recipe 1x. Repeat the command to continue a stopped training; a finished detector is evaluated again.
+"""
 
 
 _TITLES = {
     "knn": "kNN", "linear-cached": "linear", "linear-paper": "linear (paper protocol)",
     "linear-mae": "linear (MAE's protocol)", "finetune": "fine-tuned", "finetune-scratch": "trained from scratch",
 }  # fmt: skip
+
+_COLUMNS = {
+    "AP_bb": "AP^bb", "AP50_bb": "AP^bb_50", "AP75_bb": "AP^bb_75",
+    "AP_mk": "AP^mk", "AP50_mk": "AP^mk_50", "AP75_mk": "AP^mk_75",
+}  # fmt: skip
+_SHOWN_CLASSES = 20
 
 
 def show_accuracy(result: AccuracyResult) -> None:
@@ -108,9 +128,48 @@ def describe_chance(result: AccuracyResult) -> str:
     return f"chance {result.chance:.1%} ({f'1/{result.classes}' if is_balanced else 'largest class'})"
 
 
+def show_detect(result: DetectResult) -> None:
+    """Print the six columns of the paper's table in percent, the classes and the protocol."""
+    print(f"{result.kind} (from {result.start}), in percent")
+    print_table([*_COLUMNS.values()], [[_percent(result.numbers.get(name)) for name in _COLUMNS]], left=0)
+    if len(result.classes) > 1:
+        rows = [
+            (str(entry["name"]), str(entry["objects"]), _percent(entry["box"]), _percent(entry["mask"]))
+            for entry in result.classes[:_SHOWN_CLASSES]
+        ]
+        print_table(["class", "objects", "AP^bb", "AP^mk"], rows)
+    if len(result.classes) > _SHOWN_CLASSES:
+        print(f"… {len(result.classes) - _SHOWN_CLASSES} more classes in results.jsonl")
+    print(result.protocol)
+    if result.faults:
+        print(f"faults in annotations and images: {result.faults}, listed in {result.faults_file}")
+    if result.figure:
+        print(f"predictions: {result.figure}")
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _detect_settings() -> SettingGroups:
+    from snclr.evaluation.detection.settings import DetectSettings
+    from snclr.runtime.settings import describe
+
+    return {"Schedule and detector": describe(DetectSettings)}
+
+
 COMMANDS = {
     "knn": Command(function=knn, show=show_accuracy, examples=_KNN_EXAMPLES),
     "fewshot": Command(function=fewshot, show=show_accuracy, examples=_FEWSHOT_EXAMPLES),
     "linear": Command(function=linear, show=show_accuracy, examples=_LINEAR_EXAMPLES),
     "finetune": Command(function=finetune, show=show_accuracy, examples=_FINETUNE_EXAMPLES),
+    "detect": Command(
+        function=detect,
+        show=show_detect,
+        examples=_DETECT_EXAMPLES,
+        settings=_detect_settings,
+        types={"short_side": str},
+        flags={"short_side": Parameter(show_default=lambda sides: f"{sides[0]}-{sides[1]}")},
+        without=("momentum",),
+    ),
 }

@@ -16,7 +16,7 @@ from types import SimpleNamespace, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import docstring_parser
-from cyclopts import App, Group, Parameter
+from cyclopts import App, CoercionError, Group, Parameter, Token, convert
 
 from snclr.errors import american, known_spelling, snclr_command
 from snclr.runtime.settings import current_name
@@ -24,6 +24,7 @@ from snclr.runtime.settings import current_name
 if TYPE_CHECKING:
     from snclr.runtime.settings import Setting
 
+_PRECISIONS = {"fp16": "16", "float16": "16", "fp32": "32", "float32": "32", "bfloat16": "bf16", "float64": "64"}
 _JSON = Parameter(help="print the result as one JSON object", negative=(), show_default=False)
 
 
@@ -77,6 +78,8 @@ class Command:
     """Convert the result to plain values for `--json`."""
     intro: str = ""
     """Printed before the command starts."""
+    needs: Collection[str] = ()
+    """Settings that the usage line shows: the command needs them, but a settings file may have them."""
     resume: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     """The arguments that continue a stopped command, if not those it was started with."""
 
@@ -109,25 +112,33 @@ def add_command(app: App, name: str, command: Command, summary: str, position: i
     app[name].usage = _usage(app, name, command, parameters)
 
 
-def normalize_spelling(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with the command, the flags and the method in their known spelling; other values stay.
+def normalize_spelling(argv: Sequence[str], commands: Iterable[str]) -> list[str]:
+    """Return the arguments with the command, the flags and some values in their known spelling; other values stay.
 
-    >>> normalize_spelling(["neighbours", "neighbours", "--neighbours=3", "--method", "MoCo-v3"])
+    >>> normalize_spelling(["Neighbours", "neighbours", "--neighbours=3", "--method", "MoCo-v3"], ["neighbors"])
     ['neighbors', 'neighbours', '--neighbors=3', '--method', 'mocov3']
+    >>> normalize_spelling(["plan", "--precision", "fp16"], ["plan"])
+    ['plan', '--precision', '16']
     """
     from snclr.methods.config import METHODS
 
+    spellings: dict[str, Callable[[str], str]] = {
+        "--method": lambda value: known_spelling(value, METHODS),
+        "--table": american,
+        "--precision": lambda value: _PRECISIONS.get(value.lower(), value),
+    }
     result: list[str] = []
     for token in argv:
+        if not result:
+            result.append(known_spelling(token, commands))
+            continue
         flag, equals, value = token.partition("=")
-        if not result or flag.startswith("--"):
+        if flag.startswith("--"):
             flag = current_name(flag)
-        if flag == "--method" and equals:
-            value = known_spelling(value, METHODS)
-        elif result and result[-1] == "--method":
-            flag = known_spelling(flag, METHODS)
-        elif result and result[-1] == "--table":
-            flag = american(flag)
+        if flag in spellings and equals:
+            value = spellings[flag](value)
+        elif result[-1] in spellings:
+            flag = spellings[result[-1]](flag)
         result.append(flag + equals + value)
     return result
 
@@ -153,6 +164,12 @@ def with_flags(message: str, names: Iterable[str]) -> str:
 def parameter_names(command: Command) -> list[str]:
     """Return the names of the parameters that are flags."""
     return [parameter.name for parameter in _parameters(command) if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def flag_names(command: Command) -> list[str]:
+    """Return the flags that the help of a command lists."""
+    names = [name for name in parameter_names(command) if name not in command.hidden]
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def usage(app: App, name: str | None) -> str:
@@ -184,7 +201,8 @@ def _usage(app: App, name: str, command: Command, parameters: Sequence[inspect.P
             arguments.append(label if parameter.default is parameter.empty else f"[{label}]")
     line = str(format_usage(app, [name])).strip()
     required = line.removeprefix(f"snclr {name}").partition("[OPTIONS]")[0]  # flags with their values
-    return " ".join(["Usage: snclr", name, *arguments, *required.split(), "[OPTIONS]"])
+    needed = [f"--{setting} {setting.upper()}" for setting in command.needs if f"--{setting} " not in required]
+    return " ".join(["Usage: snclr", name, *arguments, *needed, *required.split(), "[OPTIONS]"])
 
 
 def _reflow(text: str) -> str:
@@ -251,6 +269,15 @@ def _annotated(command: Command, name: str, kind: Any, default: Any, *options: P
     shown = Parameter(show_default=not (default is None or default is False or default in ("", ())))
     if isinstance(kind, UnionType) and members[0] is str:  # such as `str | Path`: the function converts text itself
         kind, options = str | None, (*options, *([Parameter(metavar="PATH")] if Path in members else []))
+    if int in (kind, *members) and float not in members and typing.get_origin(kind) is not list:
+        options = (*options, Parameter(converter=_whole_number))
     flag_options = (command.flags[name],) if name in command.flags else ()
     parts = (kind, shown, *options, *flag_options)
     return Annotated[parts]
+
+
+def _whole_number(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert a value; cyclopts would round 1.5 to 2."""
+    if "." in tokens[0].value:
+        raise CoercionError(token=tokens[0], target_type=kind)
+    return convert(kind, tokens)

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fewshot": ("evaluate", "Evaluate a run by the nearest image, with a few labels per class."),
     "linear": ("evaluate", "Evaluate a run with a linear classifier on its frozen features."),
     "finetune": ("evaluate", "Evaluate a run by fine-tuning it on a few labels."),
-    "detect": ("detect", "Evaluate a run as the backbone of Mask R-CNN on a COCO dataset."),
+    "detect": ("evaluate", "Evaluate a run as the backbone of Mask R-CNN on a COCO dataset."),
     "embed": ("retrieval", "Write the features of every image to a file."),
     "search": ("retrieval", "Find the images most similar to a given one."),
     "neighbors": ("retrieval", "Draw images with their nearest neighbors and positiveness."),
@@ -73,26 +73,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    import re
-    import shlex
+    from cyclopts import CycloptsError
 
-    from cyclopts import CycloptsError, UnusedCliTokensError
+    from snclr.cli.flags import flag_names, normalize_spelling, usage
+    from snclr.cli.parse_errors import reason
 
-    from snclr.cli.flags import normalize_spelling, usage
-
-    argv = normalize_spelling(argv)
+    argv = normalize_spelling(argv, COMMANDS)
     name = command_name(argv)
     try:
         arguments = parse(argv)
     except CycloptsError as error:
-        stray = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
-        reason = f"unexpected argument {' '.join(stray)}" if stray else str(error).removeprefix(f'Command "{name}" ')
-        reason = re.sub(r"\|Literal\[([^]]*)\]", r" or \1", reason)
-        reason = re.sub(r"unable to convert (\S+) into int\b", r"\1 is not a whole number", reason)
-        reason = re.sub(r"unable to convert (\S+) into float\b", r"\1 is not a number", reason)
-        if stray and name in ("pretrain", "plan") and os.path.exists(stray[0]):
-            reason += f". Did you mean --data {shlex.quote(stray[0])}?"
-        print(f"snclr{f' {name}' if name else ''}: {reason}", file=sys.stderr)
+        flags = flag_names(load_command(name)) if name else []
+        print(f"snclr{f' {name}' if name else ''}: {reason(error, name, argv, flags)}", file=sys.stderr)
         print(usage(build_app(argv), name), file=sys.stderr)
         return 2
     return 0 if arguments is None else _run(load_command(str(name)), str(name), arguments, argv)
@@ -144,6 +136,7 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
 
     from snclr.cli.flags import parameter_names, with_flags
     from snclr.errors import OtherRankError, UserError
+    from snclr.runtime.early_interrupt import is_snclr_program
     from snclr.runtime.progress import StatusLine
     from snclr.runtime.stop import StopRequested, rank_exit_code
 
@@ -151,7 +144,8 @@ def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: S
     if command.intro and not as_json:
         print(command.intro, file=sys.stderr)
     try:
-        with StatusLine(f"snclr {name}", quiet=as_json):
+        log = is_snclr_program(sys.orig_argv) and not command.intro and COMMANDS[name][0] != "lists"
+        with StatusLine(f"snclr {name}", quiet=as_json, log=log):
             result = command.call(arguments)
         if _is_rank_0() and as_json:
             print(json.dumps(command.to_json(result), ensure_ascii=False))

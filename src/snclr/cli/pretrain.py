@@ -72,6 +72,8 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         key, reason = next(iter(plan.unreadable.items()))
         of = "" if plan.checked == plan.images else f" of the {plan.checked:,} checked"
         yield "", f"unreadable images: {len(plan.unreadable):,}{of}, e.g. {key}: {reason}"
+    if plan.unread_photos:
+        yield "", plan.unread_photos
     waiting = max(0.0, 1 - plan.compute_seconds_per_step / plan.seconds_per_step)
     images = count(plan.batch_size // plan.ranks, "image")
     share = f" (rank 0 of {plan.ranks}, {images})" if plan.ranks > 1 else ""
@@ -119,6 +121,7 @@ COMMANDS = {
         show=show_pretrain,
         examples=_PRETRAIN_EXAMPLES,
         flags={name: Parameter(group="Main options") for name in ("config", "json")},
+        needs=("data", "out"),
         resume=lambda given: ["pretrain", "--resume", "--out", given["out"]],
     ),
     "plan": Command(
@@ -126,6 +129,7 @@ COMMANDS = {
         show=show_plan,
         examples=_PLAN_EXAMPLES,
         without=("resume",),
+        needs=("data",),
         hidden=("out", "overwrite", "init_from"),  # accepted, as the command of the run has them
     ),
 }

@@ -98,6 +98,7 @@ def write_report(
 def write_html(path: Path, html: str) -> None:
     """Write a page, or raise UserError."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, html)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
@@ -108,8 +109,6 @@ def report_path(out: str | Path | None, default: Path) -> Path:
     path = default if out is None else Path(out)
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise UserError(f"--out {path} is not an HTML file; give a path that ends in .html")
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} for {path.name}; create it or choose another --out")
     return path
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from snclr.data.datasets.base import ImageDataset
-from snclr.errors import UserError, similar_path
+from snclr.errors import UserError
 from snclr.evaluation.knn import knn
 from snclr.evaluation.session import Session, open_inputs
 from snclr.io.jsonl import is_finite_number
@@ -74,26 +72,6 @@ class ClassTable:
         pairs = [divmod(int(position), len(self.names)) for position in order]
         totals = self.matrix.sum(axis=1)
         return [(self.names[i], self.names[j], int(errors[i, j]), int(totals[i])) for i, j in pairs if errors[i, j]]
-
-
-def read_class_names(path: str | Path) -> list[str]:
-    """Read class names in the order of the class numbers: one per line, or a JSON list."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        hint = similar_path(Path(path))
-        raise UserError(f"cannot read the class names in {path}{hint} ({reason})") from error
-    if not text.lstrip().startswith("["):
-        names: Any = [line.strip() for line in text.rstrip().splitlines()]
-    else:
-        try:
-            names = json.loads(text)
-        except ValueError as error:
-            raise UserError(f"{path} is not a JSON list of class names ({error})") from error
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise UserError(f"{path} must give a name for every class: one per line, or a JSON list of texts")
-    return list(names)
 
 
 def rename_classes(dataset: ImageDataset, names: Sequence[str] | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,11 @@ from snclr.errors import UserError, count
 
 # Subfolders of each split in a folder with train/ and val/ or test/.
 _SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "test"), "test": ("test", "val")}
+
+_OTHER_PHOTOS = (
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2",
+)  # fmt: skip
+"""Suffixes of photographs that are not read."""
 
 MIN_FILES = 10_000
 """Smaller trees are not cached."""
@@ -39,8 +45,8 @@ def open_folder(folder: Path, *, name: str, split: str = "train") -> FileDataset
     files = list_images(chosen)
     if not files:
         raise UserError(
-            f"no images found in {chosen}. Files with the suffixes {' '.join(SUFFIXES)} are found at any depth; hidden "
-            "ones are ignored."
+            f"no images found in {chosen}. {other_photos(chosen)}Files with the suffixes {' '.join(SUFFIXES)} are found"
+            " at any depth; hidden ones are ignored."
         )
     tops = [file.partition("/")[0] if "/" in file else None for file in files]
     names = {top for top in tops if top is not None}
@@ -95,6 +101,14 @@ def split_folder(folder: Path, split: str) -> Path:
     if (folder / "train").is_dir() and ((folder / "val").is_dir() or (folder / "test").is_dir()):
         return next(folder / sub for sub in _SPLIT_FOLDERS[split] if (folder / sub).is_dir())
     return folder
+
+
+def other_photos(folder: Path) -> str:
+    """Return a sentence that counts the photographs of formats that are not read, with a space after it, or ""."""
+    names = (name.lower() for _, _, files in os.walk(folder) for name in files if not name.startswith("."))
+    found = Counter(os.path.splitext(name)[1] for name in names if name.endswith(_OTHER_PHOTOS))
+    kinds = " and ".join(count(number, f"{suffix} file") for suffix, number in sorted(found.items()))
+    return f"Not read: {kinds}; convert to JPEG or PNG. " if kinds else ""
 
 
 class _Folder(NamedTuple):

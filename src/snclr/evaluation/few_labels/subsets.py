@@ -13,9 +13,8 @@ import numpy as np
 from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.sampler import Ids, epoch_order
 from snclr.errors import UserError, count
+from snclr.evaluation.few_labels.share import read_share
 from snclr.io.hashing import sha256_text
-
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, s
     `labels` (n,) has -1 for unlabeled images.
     """
     known = np.flatnonzero(labels >= 0)
-    match = _PERCENT.fullmatch(str(given).strip())
-    if match is None:
+    share = read_share(given)
+    if share is None:
         index = read_list(Path(given), dataset)
         if unlabeled := [dataset.key(i) for i in index.tolist() if labels[i] < 0]:
             raise UserError(
@@ -58,11 +57,10 @@ def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, s
         share = Fraction(len(index), max(1, len(known)))
         description = f"{count(len(index), 'image')} listed in {Path(given).name}"
     else:
-        tag, share = f"{match[1]}pct", Fraction(match[1]) / 100
-        if not 0 < share <= 1:
-            raise UserError(f"--labels {given} is not a share of the images; give more than 0% and at most 100%")
+        percent = str(given).strip().rstrip("%").rstrip()
+        tag = f"{percent}pct"
         index = known[balanced_subset(labels[known], share, seed)]
-        description = f"{match[1]}% of the labels ({count(len(index), 'image')}, class-balanced, seed {seed})"
+        description = f"{percent}% of the labels ({count(len(index), 'image')}, class-balanced, seed {seed})"
     return LabeledSubset(index, [_line(dataset.key(i)) for i in index.tolist()], tag, description, share)
 
 

@@ -22,12 +22,11 @@ from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
 from snclr.evaluation.retrieval.gallery import class_names
-from snclr.evaluation.retrieval.results import EmbedResult
+from snclr.evaluation.retrieval.results import FORMATS, EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
 from snclr.io.atomic import atomic_writer, check_writable, explain_unwritable, write_atomic
 from snclr.io.hashing import weights_digest
 
-FORMATS = (".npy", ".npz", ".parquet")
 LAYOUTS = ("none", "pca", "umap")
 _UNWRITABLE = "choose another --out"
 _METADATA = "snclr"  # key of our metadata in the parquet schema
@@ -118,7 +117,8 @@ def check_out(path: Path | str) -> Path:
     """Return the path of a file to write; UserError if its format is unknown or pyarrow is missing."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        raise UserError(f"{path} ends in {path.suffix or 'nothing'!r}; use one of {', '.join(FORMATS)}")
+        end = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
+        raise UserError(f"{path} {end}; use {' or '.join(FORMATS)}")
     if path.is_dir():
         raise UserError(f"{path} is a folder; give the name of a file to write")
     if path.suffix.lower() == ".parquet":

@@ -10,6 +10,11 @@ from snclr.runtime.results import Result
 if TYPE_CHECKING:
     from snclr.data.loader import Skip
 
+FORMATS = (".npy", ".npz", ".parquet")
+"""Suffixes of the files that `embed` writes."""
+MAX_NEIGHBORS = 100
+"""Most neighbors per image in a figure; `search` and `embed` have no such limit."""
+
 
 @dataclass(frozen=True)
 class Neighbor:

@@ -1,0 +1,62 @@
+"""Word the errors of the command line's parser: what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+
+if TYPE_CHECKING:
+    from cyclopts import CycloptsError
+
+_OTHER_WORDS = {
+    ("pack", "--data"): "Give the folder without a flag: snclr pack FOLDER --shards OUT",
+    ("pack", "--out"): "The output folder is --shards",
+    ("export", "--format"): "The formats are --to",
+    ("fewshot", "--shots"): "The number is --labels-per-class",
+    ("search", "--image"): "Give the image without a flag: snclr search RUN IMAGE",
+    ("explain", "--image"): "Give the image without a flag: snclr explain RUN IMAGE",
+}
+"""What to write instead of a flag that other commands or tools have."""
+
+
+def reason(error: CycloptsError, name: str | None, argv: Sequence[str], flags: Collection[str]) -> str:
+    """Return what is wrong with `argv`, the arguments of the command `name`, which has these `flags`."""
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"unexpected argument {shlex.join(error.unused_tokens)}{_as_flags(error.unused_tokens, argv, flags)}"
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error, name, flags)
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        given = [flag for flag in error.argument.names if flag in argv]
+        typo = re.search(r"\. Did you mean .*", str(error))
+        return (
+            f"{given[0]} needs a value" if given else f"{error.argument.name} is missing{typo.group() if typo else ''}"
+        )
+    text = str(error).removeprefix(f'Command "{name}" ')
+    text = re.sub(r"\|Literal\[([^]]*)\]", r" or \1", text)
+    text = re.sub(r"unable to convert (\S+) into int\b", r"\1 is not a whole number", text)
+    return re.sub(r"unable to convert (\S+) into float\b", r"\1 is not a number", text)
+
+
+def _as_flags(tokens: Sequence[str], argv: Sequence[str], flags: Collection[str]) -> str:
+    """Return a question that has the arguments as flags, if the first is a path and they are not given as flags."""
+    free = [flag for flag in ("--data", "--out") if flag in flags and flag not in argv]
+    if not free or not os.path.exists(tokens[0]) or len(tokens) > len(free):
+        return ""
+    words = [word for pair in zip(free, tokens, strict=False) for word in pair]
+    return f". Did you mean {shlex.join(words)}?"
+
+
+def _unknown_option(error: UnknownOptionError, name: str | None, flags: Collection[str]) -> str:
+    """Return the unknown flag with a known one: a longer one with the same beginning, or a similar one."""
+    given = (error.token.keyword or error.token.value).partition("=")[0]
+    if advice := _OTHER_WORDS.get((name or "", given)):
+        return f"unknown option {given}. {advice}."
+    longer = sorted(flag for flag in flags if flag.startswith(given)) if len(given) > 3 else []
+    if longer:
+        return f"unknown option {given}. Did you mean {' or '.join(longer[:3])}?"
+    return str(error).replace("Unknown option:", "unknown option")
