@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,32 @@ def test_equal_seconds_follow_from_the_calibration_which_is_kept(timed, common):
     compare(methods=SIDES, seeds=3, budget="seconds", **{**common, "epochs": 10})
     assert [job["settings"]["epochs"] for job in timed.started[started:]] == [10, 4]
     assert {job["evaluation"]["kind"] for job in timed.started[started:]} == {"test"}
+
+
+class Costed(Workers):
+    """Workers whose second row was killed once, so that its CPU seconds are not known."""
+
+    def __call__(self, job, log):
+        done = super().__call__(job, log)
+        path = Path(json.loads(job.read_text())["record"])
+        record = json.loads(path.read_text())
+        known = record["settings"]["sides"] == "neither"
+        record["cost"] |= {"steps": 6, "images": 192, "cpu_seconds": 7.0 if known else None}
+        path.write_text(json.dumps(record))
+        return done
+
+
+@pytest.mark.parametrize("budget", ["steps", "images"])
+def test_steps_images_and_seconds_of_every_row_are_printed(budget, workers, common, monkeypatch):  # noqa: F811
+    from snclr.studies import runner
+
+    monkeypatch.setattr(runner, "start_worker", Costed())
+    result = compare(methods=SIDES, seeds=1, budget=budget, **common)
+    text = Path(result.files["markdown"]).read_text()
+    assert "| steps | images seen | seconds | CPU seconds |" in text
+    first, second = (re.search(rf"^\| {label} \| .*", text, re.MULTILINE)[0] for label in SIDES.split(","))
+    assert "| 6 | 192 | 10 | 7 |" in first
+    assert "| 6 | 192 | 10 | – |" in second
 
 
 def test_an_amount_of_seconds_is_given_to_every_row(timed, common):  # noqa: F811

@@ -138,7 +138,7 @@ def _mean_part(table: Mapping[str, Any]) -> Part:
     if any("images" in row for row in rows):  # records of earlier versions have none
         columns += [("steps", "steps", ",.0f", 1.0), ("images seen", "images", ",.0f", 1.0)]
     columns.append(("seconds", "seconds", ",.0f", 1.0))
-    if all("cpu_seconds" in row for row in rows):
+    if any("cpu_seconds" in row for row in rows):
         columns.append(("CPU seconds", "cpu_seconds", ",.0f", 1.0))
     columns.append(("peak MB", "peak_mb", ",.0f", 1.0))
     heads = ["row", *(head for head, *_ in columns), "seeds"]
