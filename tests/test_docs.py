@@ -13,6 +13,7 @@ from cyclopts import CycloptsError
 import snclr
 from snclr.cli.flags import parameter_names
 from snclr.cli.main import COMMANDS, load_command, parse
+from snclr.methods.config import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -115,6 +116,19 @@ def test_every_function_of_a_page_exists(page):
         source = (ROOT / "src" / "snclr" / file).read_text(encoding="utf-8")
         for part in re.findall(r"\w+", names):
             assert re.search(rf"^\s*(?:def|class) {part}\b|^\s*{part}\b.*[:=]", source, re.MULTILINE), f"{file}: {part}"
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("snclr", "supervised")])
+def test_every_rival_has_its_equation_its_official_code_and_the_differences(method):
+    """A paragraph that starts with the name, or for MAE and CAE a section."""
+    text = (ROOT / "docs" / "method" / "methods.md").read_text(encoding="utf-8")
+    parts = re.findall(
+        rf"^\*\*`{method}`\*\*.*?(?=\n\n)|^## {method.upper()}\n.*?(?=^## )", text, re.DOTALL | re.MULTILINE
+    )
+    (part,) = parts
+    assert re.search(r"Eq\. \d|Section \d|^loss = ", part, re.MULTILINE)
+    assert "https://github.com/" in part or "no official code" in part
+    assert re.search(r"[Dd]ifference", part) or "no official code" in part
 
 
 def test_the_site_builds_without_warnings(tmp_path):

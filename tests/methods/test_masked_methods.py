@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from lightly.models.utils import patchify
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
@@ -210,7 +211,7 @@ def test_settings_follow_the_papers():
     assert (cae.clip_gradient, cae.weight_decay, cae.beta2, cae.drop_path) == (3.0, 0.05, 0.999, 0.1)
     lengths = (resolve({"recipe": "vit-base-imagenet", "method": "cae", "epochs": n}) for n in (300, 800, 1600))
     assert [config.warmup_epochs for config in lengths] == [10, 20, 40]
-    assert (cae.mask_ratio, cae.regressor_layers, cae.decoder_layers, cae.alignment_weight) == (0.5, 4, 4, 2.0)
+    assert (cae.mask_ratio, cae.regressor_layers, cae.decoder_layers, cae.alignment_weight) == (0.5, 4, 4, 0.05)
     for config, crop in ((mae, 0.2), (cae, 0.08)):
         (view,) = view_settings(config)  # one view: crop and flip
         assert (view.crop_min, view.flip, view.jitter, view.grayscale, view.blur) == (crop, 0.5, 0, 0, 0)
@@ -220,7 +221,10 @@ def test_settings_follow_the_papers():
     assert (small.optimizer, small.lr, small.decoder_dim, small.crop_min) == ("adamw", 1e-3, 128, 0.2)
     demo = resolve({"recipe": "demo", "method": "cae", "encoder": "vit_tiny"})
     assert (demo.lr, demo.weight_decay, demo.alignment_weight) == (0.004, 0.01, 0.05)
-    assert resolve({"recipe": "demo", "method": "cae", "tokenizer": "codes.safetensors"}).alignment_weight == 2.0
+    for recipe in ("demo", "vit-base-imagenet"):  # the authors' weight is for tokens
+        given = {"recipe": recipe, "method": "cae", "tokenizer": "codes.safetensors"}
+        assert resolve(given).alignment_weight == 2.0
+        assert resolve({**given, "alignment_weight": 0.5}).alignment_weight == 0.5
 
 
 def fit(method, x, steps, *, lr, batch, fixed_masks=False):
@@ -306,6 +310,31 @@ def test_a_correct_method_learns_the_patterns_and_a_broken_one_does_not(name, br
     after, last = knn(encoder, train, test), sum(losses[-8:]) / 8
     learned = last < 0.8 and after > before + 0.2
     assert learned == (break_it is None), (last, before, after)
+
+
+def tokenizer_of(x, count=32):
+    """Return k-means codes of the patches of some images without their brightness, which the projection removes."""
+    projection = torch.eye(48) - 1 / 48
+    patches = patchify(x, 4).flatten(0, 1) @ projection
+    codes = patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))[:count]]
+    for _ in range(10):
+        token = torch.cdist(patches, codes).argmin(dim=1)
+        codes = torch.stack([patches[token == v].mean(dim=0) if (token == v).any() else codes[v] for v in range(count)])
+    return {"codebook": codes, "projection": projection}
+
+
+@pytest.mark.slow
+def test_cae_learns_the_patterns_from_tokens_with_the_authors_weight(tmp_path):
+    train, test = patterned(512, 1), patterned(256, 2)
+    save_file(tokenizer_of(train[0]), tmp_path / "codes.safetensors")
+    encoder = vit(side=16, width=48, heads=4, seed=1, global_pool="avg", weight_init="moco")
+    tokens = str(tmp_path / "codes.safetensors")
+    method = build("cae", encoder, alignment_weight=2.0, regressor_layers=1, tokenizer=tokens)
+    before = knn(encoder, train, test)
+    losses = fit(method, train[0], 500, lr=0.004, batch=64)  # in the first 200, kNN falls
+    after = knn(encoder, train, test)
+    assert sum(losses[-8:]) < 0.5 * sum(losses[:8]), losses[::30]
+    assert after > before + 0.2, (before, after)
 
 
 def test_cae_stops_the_gradient_at_the_features_of_the_masked_patches():

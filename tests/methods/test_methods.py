@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from snclr.api.retrieval import explain
 from snclr.checkpoint.format import latest_checkpoint
@@ -280,6 +281,7 @@ OPTIONS = [
     ("byol", {"encoder": "test_vit", "stem": "auto", "micro_batch": 3, "drop_path": 0.3}),
     ("byol", {"activation_checkpointing": True}),
     ("pirl", {"bank_negatives": 5, "projector_layers": 2}),
+    ("cae", {"tokenizer": "codes.safetensors"}),
     ("swav", {"assignment_queue": 8, "assignment_queue_start": 0, "local_crops": 2, "local_size": 8}),
     ("dino", {
         "encoder": "vit_tiny", "local_crops": 3, "local_size": 8, "drop_path": 0.3, "norm_last_layer": False,
@@ -295,6 +297,9 @@ def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, options
         "queue_length": 20, "prototypes": 6, "log_every": 1, "workers": 0, "device": "cpu", "threads": 1,
         "checkpoint_every": 1, "keep_checkpoints": 9, **VIT.get(name, {}), **options,
     }  # fmt: skip
+    if "tokenizer" in options:
+        settings["tokenizer"] = str(tmp_path / options["tokenizer"])
+        save_file({"codebook": torch.randn(9, 12, generator=torch.Generator().manual_seed(0))}, settings["tokenizer"])
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain(quiet=True, data=images, out=str(whole), **settings_for_method(name, settings))
     shutil.copytree(whole, cut)
