@@ -75,8 +75,18 @@ def test_on_imagenet_rows_have_the_papers_epochs_and_protocol():
     reported = {row.label: row.paper for row in study_rows(table, settings, IMAGENET)[0]}
     assert reported["MoCo v3"] == {"linear": 68.1}
     assert reported["InfoMin Aug"] == {}
+    rows, notes = study_rows(table, {**settings, "epochs": 7}, IMAGENET)
+    assert not any(row.paper for row in rows)
+    assert notes == ["the paper has no results of these rows after 7 epochs"]
     assert study_measures(table, settings) == ("knn", "linear-paper")
     assert not is_small(settings)
+
+
+def test_a_table_at_full_scale_on_other_data_is_not_titled_imagenet(common, workers):  # noqa: F811
+    given = {**common, "recipe": "resnet50-imagenet", "precision": "32", "encoder": "resnet10-tiny", "image_size": 32}
+    result = compare(study="table-1-resnet50", methods="snclr", seeds=1, neighbors=3, queue_length=20, **given)
+    assert result.table["title"] == "images0: rows of Table 1 (a) of the paper, 1 row, 1 seed"
+    assert workers.started[0]["evaluation"]["measures"] == ["knn", "linear-paper"]
 
 
 def test_with_a_budget_the_epochs_of_rows_do_not_differ():

@@ -56,7 +56,7 @@ def assemble_comparison(
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
     if not options.dry_run:
         _check_machine(settings, rows, detects="detect" in evaluation.measures)
-    title = _title(data, named, settings, rows, options)
+    title = _title(data, named, rows, options)
     command = command_line("compare", {**flags, **options.recorded(), **given})
     return Study(
         options, name or study or "compare", title, rows, settings, evaluation, data, command, axes=axes,
@@ -115,12 +115,10 @@ def _numbers(values: str | Sequence[int] | None) -> list[int] | None:
         raise UserError(f"--values takes whole numbers, e.g. 10,30,50, not {values!r}") from None
 
 
-def _title(
-    data: DatasetInfo, named: NamedStudy | None, settings: dict[str, Any], rows: Sequence[Row], options: StudyOptions
-) -> str:
-    """Return data, topic and size of the study; the topic of a table of the paper names its encoder and data."""
+def _title(data: DatasetInfo, named: NamedStudy | None, rows: Sequence[Row], options: StudyOptions) -> str:
+    """Return data, topic and size of the study. The data of a table of the paper may be other than the paper's."""
     topic = "" if named is None else f"{named.title}, "
-    if named is not None and is_small(settings) and named.epochs is not None:
+    if named is not None and named.epochs is not None:
         topic = f"rows of {named.source} of the paper, "
     return f"{data.name}: {topic}{count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
 

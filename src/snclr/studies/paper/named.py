@@ -181,6 +181,8 @@ def study_rows(
     notes = []
     if small and own_epochs and any(system.epochs for system in systems):
         notes.append("epochs of the rows are in proportion to the paper's, with those of the first row as given")
+    if any(system.reported for system in systems) and not any(row.paper for row in rows):
+        notes.append(f"the paper has no results of these rows after {base} epochs")
     return rows, notes
 
 
