@@ -51,7 +51,7 @@ MISTAKES = {
     "embed {run} --out a.npy --batch-size 0": "--batch-size must be at least 1, not 0",
     "embed {run} --out a.csv": "--out a.csv ends in '.csv'; use .npy or .npz or .parquet",
     "embed {run} --out /proc/a.npy": "cannot write /proc/a.npy",
-    "neighbors {run} --k 101": "--k must be from 1 to 100, not 101",
+    "neighbors {run} --k 101": "--k must be at least 1 and at most 100, not 101",
     "search {run} a.jpg --out /proc/x.png": "cannot write /proc/x.png",
     "report {run}x": "(did you mean '{run}'?)",
     "report {run} {run}x": "(did you mean '{run}'?)",

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from snclr.api.early_checks import check_folder
+from snclr.api.options import FunctionT, describe
 from snclr.studies.options import StudyOptions
 
 if TYPE_CHECKING:
     from snclr.studies.estimate import StudyEstimate
     from snclr.studies.study import StudyResult
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _with_study_options(function: F) -> F:
+def _with_study_options(function: FunctionT) -> FunctionT:
     """Add the fields of `StudyOptions` to signature and docstring, which the flags are generated from."""
     *own_parameters, keywords = inspect.signature(function).parameters.values()
     parameters = [*own_parameters, *inspect.signature(StudyOptions).parameters.values(), keywords]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    function.__doc__ = f"{function.__doc__}{str(StudyOptions.__doc__).partition('Args:')[2]}"
-    return function
+    return describe(function, parameters, f"{function.__doc__}{str(StudyOptions.__doc__).partition('Args:')[2]}")
 
 
 @_with_study_options

@@ -5,17 +5,22 @@ Training and evaluation check again. On several ranks only those later checks ru
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.errors import UserError, similar_path
+from snclr.runtime.settings import Range
 from snclr.runtime.stop import STARTED_BY
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from snclr.api.options import EncodingOptions
+    from snclr.evaluation.session import Session
     from snclr.train.config import PretrainConfig
 
 
@@ -29,6 +34,16 @@ def check_run_and_data(run: str | Path, *data: str | Path | None) -> None:
     check_data(*data)
 
 
+def checked_session(
+    run: str | Path, *data: str | Path | None, **options: Unpack[EncodingOptions]
+) -> AbstractContextManager[Session]:
+    """Open the session of an evaluation after a check of the run and of the data that was given."""
+    check_run_and_data(run, *data)
+    from snclr.evaluation.session import open_session
+
+    return open_session(run, **options)
+
+
 def check_data(*data: str | Path | None) -> None:
     """Raise UserError if nothing is found for data that was given."""
     if not _has_other_ranks():
@@ -39,19 +54,11 @@ def check_data(*data: str | Path | None) -> None:
                 check_spec(spec)
 
 
-def check_numbers(minimum: float, *, at_most: float = math.inf, **values: float | None) -> None:
-    """Raise UserError for a number below the minimum or above the maximum; None is a default."""
+def check_numbers(allowed: Range, **values: float | None) -> None:
+    """Raise UserError for a number that is not allowed; None is a default."""
     for name, value in values.items():
-        if value is not None and not (minimum <= value <= at_most and value < math.inf):
-            allowed = f"at least {minimum:g}" if at_most == math.inf else f"from {minimum:g} to {at_most:g}"
+        if value is not None and value not in allowed:
             raise UserError(f"{name} must be {allowed}, not {value:g}")
-
-
-def check_positive(**values: float | None) -> None:
-    """Raise UserError for a number that is not above 0; None is a default."""
-    for name, value in values.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{name} must be above 0, not {value:g}")
 
 
 def check_file(out: str | Path | None, *, suffixes: Sequence[str] = (), flag: str = "--out") -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_labels, check_numbers, check_positive, check_run_and_data
+from snclr.api.early_checks import check_labels, check_numbers, checked_session
 from snclr.api.options import EncodingOptions, RankOptions, with_options
 from snclr.evaluation.results import FewShotResult, FinetuneResult, KnnResult, LinearResult
+from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,13 +41,11 @@ def knn(
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
         options: Those of `EncodingOptions`.
     """
-    check_run_and_data(run, data, test)
-    check_numbers(1, k=None if k == "auto" else k)
-    check_positive(temperature=temperature)
-    from snclr.evaluation.knn import evaluate_knn
-    from snclr.evaluation.session import open_session
+    check_numbers(Range(ge=1), k=None if k == "auto" else k)
+    check_numbers(Range(gt=0), temperature=temperature)
+    with checked_session(run, data, test, **options) as session:
+        from snclr.evaluation.knn import evaluate_knn
 
-    with open_session(run, **options) as session:
         return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed, baselines=baselines)
 
 
@@ -77,12 +76,10 @@ def fewshot(
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
         options: Those of `EncodingOptions`.
     """
-    check_run_and_data(run, data, test)
-    check_numbers(1, labels_per_class=labels_per_class, draws=draws)
-    from snclr.evaluation.few_labels.few_shot import evaluate_few_shot
-    from snclr.evaluation.session import open_session
+    check_numbers(Range(ge=1), labels_per_class=labels_per_class, draws=draws)
+    with checked_session(run, data, test, **options) as session:
+        from snclr.evaluation.few_labels.few_shot import evaluate_few_shot
 
-    with open_session(run, **options) as session:
         return evaluate_few_shot(
             session, data=data, test=test, labels_per_class=labels_per_class, draws=draws, seed=seed,
             baselines=baselines,
@@ -122,13 +119,11 @@ def linear(
         baselines: Also measure the untrained encoder and raw pixels (default: for at most 100,000 local images).
         options: Those of `EncodingOptions`.
     """
-    check_run_and_data(run, data, test)
-    check_numbers(1, epochs=epochs, batch_size=batch_size)
-    check_positive(lr=lr)
-    from snclr.evaluation.linear import evaluate_linear
-    from snclr.evaluation.session import open_session
+    check_numbers(Range(ge=1), epochs=epochs, batch_size=batch_size)
+    check_numbers(Range(gt=0), lr=lr)
+    with checked_session(run, data, test, **options) as session:
+        from snclr.evaluation.linear import evaluate_linear
 
-    with open_session(run, **options) as session:
         return evaluate_linear(
             session, data=data, test=test, protocol=protocol, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed,
             baselines=baselines,
@@ -170,15 +165,13 @@ def finetune(
         seed: Seed of the split, the subset and training.
         options: Those of `RankOptions`.
     """
-    check_run_and_data(run, data, test)
-    check_numbers(1, epochs=epochs, batch_size=batch_size)
-    check_numbers(0, weight_decay=weight_decay)
-    check_positive(lr=lr, head_lr=head_lr)
+    check_numbers(Range(ge=1), epochs=epochs, batch_size=batch_size)
+    check_numbers(Range(ge=0), weight_decay=weight_decay)
+    check_numbers(Range(gt=0), lr=lr, head_lr=head_lr)
     check_labels(labels)
-    from snclr.evaluation.finetune import evaluate_finetune
-    from snclr.evaluation.session import open_session
+    with checked_session(run, data, test, **options) as session:
+        from snclr.evaluation.finetune import evaluate_finetune
 
-    with open_session(run, **options) as session:
         return evaluate_finetune(
             session, data=data, test=test, labels=labels, from_scratch=from_scratch, epochs=epochs,
             batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, seed=seed,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_file, check_folder, check_numbers, check_run_and_data
+from snclr.api.early_checks import check_file, check_folder, check_numbers, checked_session
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.analysis.results import CurateResult
 from snclr.explorer.results import ExploreResult
+from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,40 +56,31 @@ def explore(
         on_ready: Called with the address when the server is ready.
     """
     _check_installed()
-    check_run_and_data(run, data, test, gallery)
-    check_numbers(1, images=images)
+    check_numbers(Range(ge=1), images=images)
     check_folder(static, flag="--static")
-    from snclr.evaluation.session import open_session
+    opened = checked_session(run, data, test, gallery, device=device, cache=cache, quiet=True)
+    from snclr.explorer import static as static_folder
     from snclr.explorer.opened import Explorer
     from snclr.explorer.security import new_token
     from snclr.explorer.server import open_socket, serve
 
-    if static is not None:
-        from snclr.explorer.static import check_folder as check_static
-        from snclr.explorer.static import write_static
-
-        check_static(Path(static), overwrite=overwrite)
-        with open_session(run, device=device, cache=cache, quiet=True) as session:
-            explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
-            try:
-                return write_static(explorer, Path(static), images=images, quiet=quiet)
-            finally:
-                explorer.close()
-                explorer.join()
-    listener = open_socket(port)
-    with listener, open_session(run, device=device, cache=cache, quiet=True) as session:
-        explorer = Explorer(session, other, data=data, test=test, gallery=gallery)
+    with ExitStack() as stack:
+        if static is not None:
+            static_folder.check_folder(Path(static), overwrite=overwrite)
+        else:
+            listener = stack.enter_context(open_socket(port))
+        explorer = Explorer(stack.enter_context(opened), other, data=data, test=test, gallery=gallery)
+        stack.callback(explorer.join)
+        stack.callback(explorer.close)  # before it is joined
+        if static is not None:
+            return static_folder.write_static(explorer, Path(static), images=images, quiet=quiet)
         token = new_token()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
         explorer.start()
         if not quiet:
             print(f"exploring {explorer.opening()}; open this address in a browser, Ctrl-C ends it:", file=sys.stderr)
         on_ready(address)
-        try:
-            serve(explorer, listener, token)
-        finally:
-            explorer.close()
-            explorer.join()
+        serve(explorer, listener, token)
     return ExploreResult(address)
 
 
@@ -126,14 +119,12 @@ def curate(
         overwrite: Replace an existing list file.
         options: Those of `SessionOptions`.
     """
-    check_run_and_data(run, data, test)
-    check_numbers(1, number=number, k=k)
+    check_numbers(Range(ge=1), number=number, k=k)
     check_file(out)
     check_file(keep, flag="--keep")
-    from snclr.evaluation.analysis.curate_run import curate_run
-    from snclr.evaluation.session import open_session
+    with checked_session(run, data, test, **options) as session:
+        from snclr.evaluation.analysis.curate_run import curate_run
 
-    with open_session(run, **options) as session:
         return curate_run(
             session, out=Path(out), find=find, keep=None if keep is None else Path(keep), data=data, test=test,
             threshold=threshold, number=number, k=k, overwrite=overwrite,

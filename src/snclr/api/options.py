@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -38,17 +38,21 @@ def with_options(options: type[RankOptions]) -> Callable[[FunctionT], FunctionT]
     """Show the `**options` of a function as single parameters in its signature and its docstring."""
 
     def expand(function: FunctionT) -> FunctionT:
-        signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())[:-1]
+        parameters = list(inspect.signature(function).parameters.values())[:-1]
         text = inspect.cleandoc(function.__doc__ or "").partition("\n    options:")[0]
         for name, hint in typing.get_type_hints(options, include_extras=True).items():
             default, description = hint.__metadata__
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=default, annotation=hint.__origin__))
             text += f"\n    {name}: {description}"
-        function.__doc__ = text
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        function.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": signature.return_annotation}
-        return function
+        return describe(function, parameters, text)
 
     return expand
+
+
+def describe(function: FunctionT, parameters: Sequence[inspect.Parameter], text: str) -> FunctionT:
+    """Replace the shown parameters and the docstring of a function."""
+    signature = inspect.signature(function).replace(parameters=parameters)
+    function.__doc__, function.__signature__ = text, signature  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": signature.return_annotation}
+    return function

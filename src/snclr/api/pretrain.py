@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.api.early_checks import check_pretrain, unread_photos
+from snclr.api.early_checks import check_numbers, check_pretrain, unread_photos
 from snclr.errors import UserError
+from snclr.runtime.settings import Range
 
 USELESS_PURITY = 0.45
 """At this neighbor purity and below, neighbors gained nothing on any dataset of docs/results/neighbor-study.md."""
@@ -152,10 +152,8 @@ def plan(
     from snclr.data.sampler import steps_per_epoch
     from snclr.train.config import fit_queue, resolve
 
-    if steps < 1:
-        raise UserError(f"--steps must be at least 1, not {steps}")
-    if not 0 <= probe_minutes < math.inf:
-        raise UserError(f"--probe-minutes must be a number of at least 0, not {probe_minutes}")
+    check_numbers(Range(ge=1), steps=steps)
+    check_numbers(Range(ge=0), probe_minutes=probe_minutes)
     run = resolve({**settings, "out": "unused"}, config)
     if probe_minutes and run.method != "snclr":
         raise UserError(f"--probe-minutes is for --method snclr, not {run.method}; omit it")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_file, check_numbers, check_run_and_data
+from snclr.api.early_checks import check_file, check_numbers, check_run_and_data, checked_session
 from snclr.api.options import SessionOptions, with_options
 from snclr.evaluation.retrieval.results import (
     FORMATS,
@@ -16,6 +16,7 @@ from snclr.evaluation.retrieval.results import (
     NeighborsResult,
     SearchResult,
 )  # fmt: skip
+from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,15 +51,12 @@ def embed(
         batch_size: Images per forward pass.
         options: Those of `SessionOptions`.
     """
-    check_run_and_data(run, data)
-    check_numbers(1, batch_size=batch_size)
-    check_numbers(0, neighbors=neighbors)
+    check_numbers(Range(ge=1), batch_size=batch_size)
+    check_numbers(Range(ge=0), neighbors=neighbors)
     check_file(out, suffixes=FORMATS)
-    from snclr.evaluation.retrieval.embeddings import check_out, embed_dataset
-    from snclr.evaluation.session import open_session
+    with checked_session(run, data, **options) as session:
+        from snclr.evaluation.retrieval.embeddings import embed_dataset
 
-    check_out(out)
-    with open_session(run, **options) as session:
         return embed_dataset(
             session, out=out, data=data, split=split, normalize=normalize, batch_size=batch_size, layout=layout,
             neighbors=neighbors,
@@ -94,17 +92,14 @@ def search(
         out: PNG file for a figure of the first 12 queries.
         options: Those of `SessionOptions`.
     """
-    check_run_and_data(run, data)
-    check_numbers(1, k=k)
+    check_numbers(Range(ge=1), k=k)
     check_file(out, suffixes=(".png",))
-    from snclr.evaluation.retrieval.index import check_k, choose_index
-    from snclr.evaluation.retrieval.search import search_images
-    from snclr.evaluation.session import open_session
-    from snclr.reports.figures.neighbors import draw_neighbors
+    with checked_session(run, data, **options) as session:
+        from snclr.evaluation.retrieval.index import choose_index
+        from snclr.evaluation.retrieval.search import search_images
+        from snclr.reports.figures.neighbors import draw_neighbors
 
-    check_k(k)
-    choose_index(index, 1, 1)  # rejects a missing faiss before anything is computed
-    with open_session(run, **options) as session:
+        choose_index(index, 1, 1)  # rejects a missing faiss before anything is computed
         return search_images(
             session, image, data=data, k=k, index=index, embeddings=embeddings, split=split, out=out,
             draw=draw_neighbors,
@@ -141,16 +136,14 @@ def neighbors(
         out: PNG file of the figure (default: RUN/figures/neighbors.png).
         options: Those of `SessionOptions`.
     """
-    check_run_and_data(run, data, None if candidates == "queue" else candidates)
-    check_numbers(1, at_most=MAX_NEIGHBORS, k=k)
-    check_numbers(1, rows=rows)
+    check_numbers(Range(ge=1, le=MAX_NEIGHBORS), k=k)
+    check_numbers(Range(ge=1), rows=rows)
     check_file(out, suffixes=(".png",))
-    from snclr.evaluation.retrieval.neighbors import find_neighbors
-    from snclr.evaluation.session import open_session
-    from snclr.reports.figures.neighbors import draw_neighbors
-
     queries = [images] if isinstance(images, (str, Path)) else list(images)
-    with open_session(run, **options) as session:
+    with checked_session(run, data, None if candidates == "queue" else candidates, **options) as session:
+        from snclr.evaluation.retrieval.neighbors import find_neighbors
+        from snclr.reports.figures.neighbors import draw_neighbors
+
         return find_neighbors(
             session, queries, data=data, candidates=candidates, k=k, rows=rows, seed=seed, out=out,
             draw=draw_neighbors,

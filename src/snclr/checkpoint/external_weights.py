@@ -23,6 +23,7 @@ from snclr.checkpoint.encoder_file import load_encoder, read_weights_file, save_
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError, first_line, first_names
 from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, state_on_meta
+from snclr.runtime.results import Result
 
 PRETRAINED = "pretrained"
 """Instead of a path: the weights that torchvision or timm publish for the encoder."""
@@ -94,7 +95,7 @@ def is_pretrained(path: str | Path) -> bool:
 
 
 @dataclass(frozen=True)
-class ImportedEncoder:
+class ImportedEncoder(Result):
     """Result of `import_encoder`."""
 
     folder: str

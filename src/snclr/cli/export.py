@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from snclr.api.export import export, import_encoder
@@ -52,40 +50,24 @@ def show_import(imported: ImportedEncoder) -> None:
     print(f"evaluate it:  {snclr_command('knn', imported.folder, '--data', 'LABELED-IMAGES')}")
 
 
-@dataclass(frozen=True)
-class ExportOutcome:
-    """The written exports, and the reasons of those that failed by format."""
-
-    exports: list[Exported]
-    failed: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """2 if a format failed."""
-        return 2 if self.failed else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"exports": [item.to_dict() for item in self.exports], "failed": self.failed}
-
-
-def export_all(*arguments: Any, **keywords: Any) -> ExportOutcome:
-    """Export what can be exported; raise only if nothing can."""
+def export_all(*arguments: Any, **keywords: Any) -> tuple[list[Exported], dict[str, str]]:
+    """Return the exports, and the reasons of those that failed by format; raise only if nothing was written."""
     try:
-        return ExportOutcome(export(*arguments, **keywords))
+        return export(*arguments, **keywords), {}
     except ExportError as error:
         if not error.exports:
             raise
-        return ExportOutcome(error.exports, error.failed)
+        return error.exports, error.failed
 
 
-def show_export(outcome: ExportOutcome) -> None:
+def show_export(outcome: tuple[list[Exported], dict[str, str]]) -> None:
     """Print each file with the code that loads it, then the failures."""
-    for item in outcome.exports:
+    exports, failed = outcome
+    for item in exports:
         same = "features identical" if item.difference == 0 else f"features differ by at most {item.difference:.1e}"
         print(f"{item.format}: wrote {item.path}; loaded again, {same}\n")
         print("\n".join(f"    {line}".rstrip() for line in item.snippet.splitlines()) + "\n")
-    for reason in outcome.failed.values():
+    for reason in failed.values():
         print(f"snclr export: {reason}", file=sys.stderr)
 
 
@@ -96,6 +78,8 @@ COMMANDS = {
         examples=_EXAMPLES,
         keywords=("to", "out"),
         run=export_all,
+        exit_code=lambda outcome: 2 if outcome[1] else 0,
+        to_json=lambda outcome: {"exports": [item.to_dict() for item in outcome[0]], "failed": outcome[1]},
     ),
-    "import": Command(function=import_encoder, show=show_import, examples=_IMPORT_EXAMPLES, to_json=dataclasses.asdict),
+    "import": Command(function=import_encoder, show=show_import, examples=_IMPORT_EXAMPLES),
 }
