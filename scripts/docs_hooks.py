@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!-- generate: (\w+) -->")
@@ -84,11 +84,11 @@ def views() -> str:
         "grayscale": "grayscale", "blur": "blur", "solarize": "solarize", "randaugment": "each RandAugment operation",
     }  # fmt: skip
     rows = []
-    for field, title in names.items():
+    for name, title in names.items():
         cells = []
         for one, other in VIEW_GROUPS.values():
-            a, b = getattr(one, field), getattr(other, field)
-            unused = field in ("brightness", "contrast", "saturation", "hue") and one.jitter == 0
+            a, b = getattr(one, name), getattr(other, name)
+            unused = name in ("brightness", "contrast", "saturation", "hue") and one.jitter == 0
             cells.append("–" if unused else f"{a:g}" if a == b else f"{a:g} / {b:g}")
         rows.append((title, *cells))
     return _table(("transform", *(f"`{name}`" for name in VIEW_GROUPS)), rows)
@@ -105,8 +105,6 @@ def cli() -> str:
 
 def systems() -> str:
     """The systems of the paper's tables: which tests cover them, the paper's results, and official ones that differ."""
-    from snclr.studies.paper.systems import paper_systems
-
     tested = method_tests()
     rows = []
     for system in paper_systems():
@@ -116,6 +114,82 @@ def systems() -> str:
         rows.append((system.label, f"`{system.flags}`", *covered, "; ".join(system.reported), official or "–"))
     head = ("system", "flags", *tested, "in the paper", "official, if it differs")
     return _table(head, rows)
+
+
+class Official(NamedTuple):
+    """A linear top-1 on ImageNet that a method's own repository reports."""
+
+    result: str
+    source: str
+
+
+_MOCO, _MOCO_V3 = "github.com/facebookresearch/moco README", "github.com/facebookresearch/moco-v3 CONFIG.md"
+OFFICIAL: dict[str, tuple[Official, ...]] = {
+    "simclr": (Official("ResNet-50 69.1", "github.com/google-research/simclr README"),),
+    "moco": (Official("ResNet-50 60.8 (200 epochs)", _MOCO),),
+    "mocov2": (Official("ResNet-50 67.5 / 71.1 (200 / 800 epochs, loss of one direction)", _MOCO),),
+    "mocov3": (
+        Official("ResNet-50 68.9 / 72.8 (100 / 300 epochs)", _MOCO_V3),
+        Official("ViT-S 73.2, ViT-B 76.7 (300 epochs)", _MOCO_V3),
+    ),
+    "byol": (
+        Official("ResNet-50 74.4 (released weights)", "github.com/google-deepmind/deepmind-research byol/README"),
+    ),
+    "swav": (Official("ResNet-50 70.1 (400 epochs, two crops)", "github.com/facebookresearch/swav README"),),
+    "barlowtwins": (Official("ResNet-50 73.3 (1000 epochs)", "github.com/facebookresearch/barlowtwins README"),),
+    "dino": (Official("ViT-S 76.1 (300 epochs, multi-crop)", "github.com/facebookresearch/dino README"),),
+    "mae": (Official("ViT-B 67.8 (1600 epochs)", "github.com/facebookresearch/mae FINETUNE.md"),),
+    "cae": (Official("ViT-B 64.5 (300 epochs)", "github.com/Atten4Vis/CAE README"),),
+}
+"""Only results that differ from those of the paper."""
+
+_ENCODERS = {"resnet50-imagenet": "ResNet-50", "vit-small-imagenet": "ViT-S", "vit-base-imagenet": "ViT-B"}
+
+
+class PaperSystem(NamedTuple):
+    """A system of the paper's Tables 1 to 3."""
+
+    label: str
+    method: str
+    flags: str
+    """Flags of `snclr pretrain` that select it."""
+    reported: list[str]
+    """The paper's results in words: linear top-1 (Table 1), or box AP (Table 3) of systems that are not in Table 1."""
+
+    @property
+    def official(self) -> tuple[Official, ...]:
+        """Figures of its own repository, if they differ from the paper's."""
+        return () if "infomin" in self.flags else OFFICIAL.get(self.method, ())
+
+
+def paper_systems() -> list[PaperSystem]:
+    """Return the systems of the paper's Tables 1 to 3 in the order of their first row."""
+    from snclr.studies.paper.reported import TABLES
+    from snclr.studies.runs import UNTRAINED
+
+    systems: dict[str, PaperSystem] = {}
+    for table in TABLES.values():
+        metric = "linear" if "linear" in table.measures else "AP_bb"
+        for row in table.systems:
+            if row.method != UNTRAINED:
+                label = row.label.split(" at ")[0].split(" (")[0].rstrip("*")
+                found = systems.setdefault(label, PaperSystem(label, row.method, _flags(row), []))
+                if "linear" in table.measures or (table.needs_coco and not found.reported):
+                    name = row.label.partition(" (")[2].rstrip(")") or _ENCODERS[table.settings["recipe"]]
+                    found.reported.append(f"{name} {_describe_results(row, metric)}")
+    return list(systems.values())
+
+
+def _flags(row: Any) -> str:
+    given = {name: value for name, value in row.settings.items() if name == "views"}
+    return " ".join([f"--method {row.method}", *(f"--{name} {value}" for name, value in given.items())])
+
+
+def _describe_results(row: Any, metric: str) -> str:
+    """Return a system's results of one metric with their epochs, e.g. `69.6 / 72.4 (100 / 200 epochs)`."""
+    values = " / ".join(str(reported[metric]) for reported in row.reported.values())
+    unit = "" if metric == "linear" else "box AP "
+    return f"{unit}{values} ({' / '.join(map(str, row.reported))} epochs)"
 
 
 TESTS = {

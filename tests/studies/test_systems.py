@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from snclr.methods import METHODS
-from snclr.studies.paper.systems import paper_systems
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +42,10 @@ def test_the_table_claims_a_test_only_where_pytest_collects_one(hooks, tested, m
     assert "facebookresearch/moco-v3 CONFIG.md" in rows["MoCo v3"][6]
 
 
-def test_the_systems_are_the_sixteen_of_the_paper_and_supervised():
-    systems = {system.label: system for system in paper_systems()}
+def test_the_systems_are_the_sixteen_of_the_paper_and_supervised(hooks):
+    systems = {system.label: system for system in hooks.paper_systems()}
     assert len(systems) == 17
+    assert hooks.OFFICIAL.keys() <= {system.method for system in systems.values()}
     assert systems["Barlow Twins"].reported == ["ResNet-50 72.5 / 73.2 (400 / 800 epochs)"]
     assert systems["DetCo"].reported == ["ResNet-50 box AP 39.4 (200 epochs)"]
     assert systems["MAE"].reported == ["ViT-B 61.5 (300 epochs)", "ViT-L 57.3 / 64.4 / 67.3 (100 / 200 / 300 epochs)"]

@@ -13,10 +13,11 @@ from snclr.errors import UserError, count
 from snclr.studies.conditions.budget import parse_budget
 from snclr.studies.conditions.leakage import check_test_images
 from snclr.studies.conditions.tuning import TUNE_SEED, parse_tune
-from snclr.studies.design import Study, check_settings, command_line
+from snclr.studies.design import Study, check_settings, command_line, used_settings
 from snclr.studies.options import StudyOptions
 from snclr.studies.paper.ablations import NO_NEIGHBORS, TABLES, ablation_rows
-from snclr.studies.paper.named import NamedStudy, get_study, is_small, study_measures, study_rows, study_settings
+from snclr.studies.paper.named import get_study, is_small, study_measures, study_rows, study_settings
+from snclr.studies.paper.reported import NamedStudy
 from snclr.studies.runs import Evaluation, Row, parse_methods
 from snclr.train.config import fit_queue, resolve, settings_for_method
 
@@ -47,7 +48,7 @@ def assemble_comparison(
         data = inspect_dataset(settings.get("data") or "")
         only = methods.split(",") if isinstance(methods, str) else list(methods or ())
         rows, notes = study_rows(named, settings, data, only=only, own_epochs=budget is None)
-        settings = _used(settings, rows)
+        settings = used_settings(settings, rows)  # the study's own defaults are for all its rows
         notes.insert(0, _source(named, settings))
     axes = parse_tune(tune)
     own_test = options.test is not None or has_own_test_split(settings["data"])
@@ -127,19 +128,9 @@ def _source(named: NamedStudy, settings: dict[str, Any]) -> str:
     """Return where the rows and the results of the paper come from."""
     if not any(system.reported for system in named.systems) and not named.ablations:
         return f"protocol: {named.source}"
-    epochs = f", {named.epochs} epochs" if named.epochs and is_small(settings) and not _own_epochs(named) else ""
+    rows_differ = any(system.epochs for system in named.systems)
+    epochs = f", {named.epochs} epochs" if named.epochs and is_small(settings) and not rows_differ else ""
     return f"paper: {named.source} of Ge et al. (ICLR 2023), on ImageNet{epochs}; * trained by its authors"
-
-
-def _own_epochs(named: NamedStudy) -> bool:
-    return any(system.epochs for system in named.systems)
-
-
-def _used(settings: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Leave out the study's own defaults that none of the rows uses."""
-    methods = {row.settings["method"] for row in rows}
-    used = {name for method in methods for name in settings_for_method(method, settings)}
-    return {name: value for name, value in settings.items() if name in used}
 
 
 def _evaluation(

@@ -53,14 +53,17 @@ class Study:
 
     def steps(self, run: Run) -> int:
         """Return the number of training steps of a run."""
-        from snclr.data.sampler import steps_per_epoch
-
         if run.evaluation.untrained:
             return 0
         if run.evaluation.kind == "cost":
             return run.evaluation.steps
+        return int(run.settings["epochs"]) * self._steps_per_epoch(run)
+
+    def _steps_per_epoch(self, run: Run) -> int:
+        from snclr.data.sampler import steps_per_epoch
+
         images = self.fit.images if self.fit is not None and run.data == self.fit.fingerprint else self.data.images
-        return int(run.settings["epochs"]) * steps_per_epoch(images, int(run.settings["batch_size"]))
+        return steps_per_epoch(images, int(run.settings["batch_size"]))
 
     def images(self, run: Run) -> int:
         """Return the number of images in the batches of a run. Unlike `images seen`, it does not count views."""
@@ -79,40 +82,29 @@ class Study:
         `seconds` are those of a step by row. Without an amount, the budget is what `--epochs` amount to: in images with
         two full views, in seconds for the first row.
         """
-        kind, trained = self.budget.kind, [row for row in self.rows if not row.untrained]
-        if (kind == "steps" and self.budget.amount is None) or not trained:
+        kind, amount = self.budget.kind, self.budget.amount
+        runs = [self._run(row, self.tune_seed, self.evaluation) for row in self.rows if not row.untrained]
+        if (kind == "steps" and amount is None) or not runs:
             return {}
-        per_step: dict[str, float] = {row.label: self._per_step(row) for row in trained}
-        if kind == "seconds":
-            per_step = dict(seconds)
-        amount, first = self.budget.amount, trained[0]
-        if amount is None and first.label not in per_step:
+        per_step: Mapping[str, float] = {run.label: 1.0 for run in runs}
+        if kind == "images":
+            per_step = {run.label: images_seen_per_step(run.given) for run in runs}
+        elif kind == "seconds":
+            per_step = seconds
+        if amount is None and runs[0].label not in per_step:
             return {}  # its calibration failed, so the budget is not known
         if amount is None:
-            batch = self._run(first, self.tune_seed, self.evaluation).settings["batch_size"]
-            each = USUAL_VIEWS * batch if kind == "images" else per_step[first.label]
-            amount = each * self.own_epochs(first) * self._steps_per_epoch(first)
+            each = USUAL_VIEWS * runs[0].settings["batch_size"] if kind == "images" else per_step[runs[0].label]
+            amount = each * self.steps(runs[0])
         return {
-            row.label: nearest_epochs(amount, per_step[row.label], self._steps_per_epoch(row))
-            for row in trained
-            if row.label in per_step
+            run.label: nearest_epochs(amount, per_step[run.label], self._steps_per_epoch(run))
+            for run in runs
+            if run.label in per_step
         }
 
     def own_epochs(self, row: Row) -> int:
         """Return the epochs of a row by its settings, whatever the budget."""
         return int(self._run(row, self.tune_seed, self.evaluation).settings["epochs"])
-
-    def _steps_per_epoch(self, row: Row) -> int:
-        from snclr.data.sampler import steps_per_epoch
-
-        batch = self._run(row, self.tune_seed, self.evaluation).settings["batch_size"]
-        return steps_per_epoch(self.data.images, int(batch))
-
-    def _per_step(self, row: Row) -> float:
-        """Return what a step of a row costs in units of the budget, if that is known without a measurement."""
-        if self.budget.kind != "images":
-            return 1.0
-        return images_seen_per_step(self._run(row, self.tune_seed, self.evaluation).given)
 
     def trials(self, row: Row) -> list[Trial]:
         """Return the tuning trials of a row."""
@@ -167,7 +159,7 @@ def check_settings(
         if name in settings:
             raise UserError(f"--{name} cannot be set in a comparison: {instead}")
     methods = list(dict.fromkeys(row.settings["method"] for row in rows))
-    used = {name for method in methods for name in settings_for_method(method, settings)}
+    used = used_settings(settings, rows)
     if unused := [name for name in settings if name not in used]:
         raise UserError(f"none of the methods ({', '.join(methods)}) uses {unused[0]}; leave the flag out")
     for row in rows:
@@ -179,6 +171,13 @@ def check_settings(
                 f"--tune cannot be used with the method {method} here: it would train on the labels of the validation"
                 " images. Give data with its own test split and no --eval-data, or compare it in a separate command."
             )
+
+
+def used_settings(settings: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Leave out the settings that none of the rows uses."""
+    methods = {row.settings["method"] for row in rows}
+    used = {name for method in methods for name in settings_for_method(method, settings)}
+    return {name: value for name, value in settings.items() if name in used}
 
 
 def command_line(command: str, given: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -81,10 +82,7 @@ def _parse_choice(text: str, whole: str) -> tuple[str, tuple[Any, ...]]:
 
 def count_trials(axes: Sequence[Axis]) -> int:
     """Return the number of trials of every row, 0 without tuning."""
-    total = 1
-    for axis in axes:
-        total *= len(axis)
-    return total if axes else 0
+    return math.prod(map(len, axes)) if axes else 0
 
 
 def row_trials(row: Row, axes: Sequence[Axis], resolved: Mapping[str, Any], seed: int) -> list[Trial]:

@@ -3,68 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError, did_you_mean
 from snclr.recipes import get_recipe
 from snclr.studies.paper.ablations import ablation_rows
-from snclr.studies.paper.reported import (
-    ABLATIONS,
-    TABLE_1_RESNET50,
-    TABLE_1_VIT_BASE,
-    TABLE_1_VIT_SMALL,
-    TABLE_2_RESNET50,
-    TABLE_2_VIT_SMALL,
-    TABLE_3,
-    PaperTable,
-    System,
-)
+from snclr.studies.paper.reported import ABLATIONS, SMALL_VIT, TABLES, NamedStudy, System
 from snclr.studies.runs import UNTRAINED, Row
 from snclr.train.config import fit_queue, resolve, settings_for_method
-
-SMALL_VIT = {"encoder": "vit4-tiny", "stem": "auto"}
-"""The encoder of ViT rows with recipes for little data."""
-
-
-@dataclass(frozen=True)
-class NamedStudy:
-    """Rows and defaults of a study. Flags override the defaults."""
-
-    title: str
-    source: str
-    systems: tuple[System, ...] = ()
-    ablations: tuple[str, ...] = ()
-    """Tables of `snclr ablate` whose rows it has, instead of `systems`."""
-    measures: tuple[str, ...] = ("knn", "linear")
-    kind: str = "test"
-    epochs: int | None = None
-    """Epochs at the paper's scale: of the repeated column, or of the first row if rows differ."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of the runs."""
-    small: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults with recipes for little data."""
-    tune: tuple[str, ...] = ()
-    seeds: int = 3
-
-    @property
-    def needs_coco(self) -> bool:
-        """Whether it evaluates detection."""
-        return "detect" in self.measures
-
-    @property
-    def example(self) -> str:
-        """The flags of a run at full scale."""
-        data = "" if "data" in self.settings else " --data imagenet/"
-        return f"{data}{' --coco coco/' if self.needs_coco else ''}".strip()
-
-
-def _from_table(table: PaperTable, measures: tuple[str, ...], **small: Any) -> NamedStudy:
-    return NamedStudy(
-        table.title, table.source, table.systems, measures=measures, epochs=table.epochs,
-        settings={"recipe": table.recipe}, small=small, seeds=1,
-    )  # fmt: skip
 
 
 def _ablation(source: str, title: str, *tables: str) -> NamedStudy:
@@ -75,7 +22,6 @@ def _ablation(source: str, title: str, *tables: str) -> NamedStudy:
     )  # fmt: skip
 
 
-_TABLE_LINEAR, _TABLE_SEMI = ("knn", "linear"), ("knn", "finetune-1", "finetune-10")
 _ALL: tuple[System, ...] = (
     System("snclr", "snclr"),
     System("simclr", "simclr"),
@@ -99,12 +45,7 @@ _ALL: tuple[System, ...] = (
 )
 
 STUDIES: dict[str, NamedStudy] = {
-    "table-1-resnet50": _from_table(TABLE_1_RESNET50, _TABLE_LINEAR),
-    "table-1-vit-small": _from_table(TABLE_1_VIT_SMALL, _TABLE_LINEAR, **SMALL_VIT),
-    "table-1-vit-base": _from_table(TABLE_1_VIT_BASE, _TABLE_LINEAR, **SMALL_VIT),
-    "table-2-resnet50": _from_table(TABLE_2_RESNET50, _TABLE_SEMI),
-    "table-2-vit-small": _from_table(TABLE_2_VIT_SMALL, _TABLE_SEMI, **SMALL_VIT),
-    "table-3-detection": _from_table(TABLE_3, ("knn", "detect")),
+    **TABLES,
     "table-4-neighbors": _ablation("Table 4", "positiveness and number of neighbors", "positiveness", "neighbors"),
     "table-5-queue": _ablation("Table 5", "length of the candidate set", "queue"),
     "table-6-cost": _ablation("Table 6", "memory and seconds per step over the set length", "cost"),
