@@ -8,6 +8,7 @@ from typing import Any
 
 from snclr.api.compare import ablate, compare
 from snclr.cli.flags import Command
+from snclr.cli.output import print_table
 from snclr.studies.estimate import StudyEstimate
 from snclr.studies.paper.ablations import RULES, TABLES
 from snclr.studies.study import StudyResult
@@ -38,13 +39,17 @@ Tables with the same --out share runs: a row with the default settings is traine
 
 def show_study(result: StudyResult | StudyEstimate) -> None:
     """Print the table and the failed runs, or the estimate of a dry run."""
-    from snclr.studies.tables import show
+    from snclr.studies.tables import explanation, parts
 
     if isinstance(result, StudyEstimate):
         _show_estimate(result)
         return
     if result.table:
-        show(result.table)
+        print(result.table["title"])
+        for heads, rows in parts(result.table):
+            print()
+            print_table(heads, rows, wrap=False)
+        print("\n" + "\n".join(f"  {line}" for line in explanation(result.table)))
         print("files: " + "  ".join(result.files.values()))
     for title, reason in result.failed.items():
         print(f"failed: {title}: {reason}", file=sys.stderr)

@@ -6,8 +6,11 @@ import sys
 from collections.abc import Iterable, Sequence
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
-    """Print aligned columns: the first `left` columns to the left, the others (numbers) to the right."""
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, wrap: bool = True) -> None:
+    """Print aligned columns: the first `left` columns to the left, the others (numbers) to the right.
+
+    In a terminal, cells are wrapped to its width, unless the terminal itself is to wrap the lines.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -17,7 +20,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
         table.add_column(header, justify="left" if number < left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else 10_000)  # never wrap lines in a file or pipe
+    console = Console(width=None if wrap and sys.stdout.isatty() else 10_000)  # never wrap lines in a file or pipe
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))

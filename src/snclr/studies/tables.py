@@ -81,42 +81,23 @@ def _cost_notes(records: Sequence[dict[str, Any]]) -> list[str]:
     return notes
 
 
-def show(table: Mapping[str, Any]) -> None:
-    """Print the table with its protocol to the terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    # Wide enough for any table: a narrow terminal wraps lines instead of losing columns.
-    console = Console(width=1000, highlight=False, markup=False, soft_wrap=True)
-    console.print(table["title"])
-    for heads, rows in _parts(table):
-        grid = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
-        for column in grid.columns[1:]:
-            column.justify = "right"
-        for row in rows:
-            grid.add_row(*row)
-        console.print(grid)
-    for line in _explanation(table):
-        console.print(f"  {line}")
-
-
 def markdown(table: Mapping[str, Any]) -> str:
     """Return the table as markdown, with its protocol and command."""
-    blocks = [_markdown_table(*part) for part in _parts(table)]
-    lines = "\n".join(f"- {line}" for line in _explanation(table))
+    blocks = [_markdown_table(*part) for part in parts(table)]
+    lines = "\n".join(f"- {line}" for line in explanation(table))
     blocks.append(f"<details><summary>How it was measured</summary>\n\n{lines}\n\n</details>")
     if table["command"]:
         blocks.append(f"```\n{table['command']}\n```")
     return "\n\n".join(blocks) + "\n"
 
 
-def _explanation(table: Mapping[str, Any]) -> list[str]:
+def explanation(table: Mapping[str, Any]) -> list[str]:
+    """Return how the numbers were measured, line by line."""
     rule = [f"rule: {table['rule']}"] if table["rule"] else []
     return [*table["protocol"], *rule, *table["protocols"], *table["notes"]]
 
 
-def _parts(table: Mapping[str, Any]) -> list[Part]:
+def parts(table: Mapping[str, Any]) -> list[Part]:
     """Return headers and rows: means and costs, then the paired differences."""
     if table["kind"] == "cost":
         return [_cost_part(table)]
