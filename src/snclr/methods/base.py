@@ -32,6 +32,10 @@ class StepOutput(NamedTuple):
     pulled: Tensor | None = None  # (N, K) 1 where the image is pulled toward the neighbor, else 0
 
 
+Losses = Generator[Tensor, None, StepOutput]
+"""Yields the losses of a step one by one, and returns its output."""
+
+
 class Method(nn.Module):
     """A method with one encoder. The trainer uses only what this class declares.
 
@@ -124,9 +128,7 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
-    def losses(
-        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
-    ) -> Generator[Tensor, None, StepOutput]:
+    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the `loss_parts` losses whose sum is the loss of the step, and return the output of the step.
 
         No two of them share a graph, and each is built when it is asked for. So if the backward pass of one runs before
@@ -227,7 +229,7 @@ class TwoWayMethod(MomentumMethod):
         return output_after(losses)._replace(loss=total)
 
 
-def output_after(losses: Generator[Tensor, None, StepOutput]) -> StepOutput:
+def output_after(losses: Losses) -> StepOutput:
     """Return the output of `Method.losses` after its last loss."""
     try:
         next(losses)

@@ -10,20 +10,18 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from snclr.methods.base import StepOutput, TwoWayMethod
+from snclr.methods.base import Losses, StepOutput, TwoWayMethod
 from snclr.methods.common.features import l2_normalize, negative_cosine
 
 
 class BYOL(TwoWayMethod):
     """The total loss is loss(view 1 → 2) + loss(view 2 → 1)."""
 
-    def losses(
-        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
-    ) -> Generator[Tensor, None, StepOutput]:
+    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the loss of each direction."""
         target = self.target_projections(views)
         values: list[Tensor] = []

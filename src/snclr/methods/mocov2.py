@@ -15,13 +15,13 @@ x2 ── momentum encoder ── momentum projector ── k ┘ ── pushed 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import StepOutput, TwoWayMethod
+from snclr.methods.base import Losses, StepOutput, TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MoCoV2Config
@@ -39,9 +39,7 @@ class MoCoV2(TwoWayMethod):
         """One loss; if `symmetric`, one per direction."""
         return 2 if self.config.symmetric else 1
 
-    def losses(
-        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
-    ) -> Generator[Tensor, None, StepOutput]:
+    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the loss of view 1 to view 2; if `symmetric`, also that of view 2 to view 1."""
         symmetric = self.config.symmetric
         keys = self.target_projections(views if symmetric else views[1:])

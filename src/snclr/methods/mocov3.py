@@ -12,13 +12,13 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import StepOutput, TwoWayMethod
+from snclr.methods.base import Losses, StepOutput, TwoWayMethod
 from snclr.methods.common.contrastive import contrastive_loss
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.config import MoCoV3Config
@@ -29,9 +29,7 @@ class MoCoV3(TwoWayMethod):
 
     config: MoCoV3Config
 
-    def losses(
-        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
-    ) -> Generator[Tensor, None, StepOutput]:
+    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the loss of each direction."""
         target = self.target_projections(views)
         with autocast_disabled(target[0]):

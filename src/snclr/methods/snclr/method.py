@@ -11,13 +11,13 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import StepOutput, TwoWayMethod
+from snclr.methods.base import Losses, StepOutput, TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.queue import NeighborQueue, Neighbors
 from snclr.methods.config import SNCLRConfig
@@ -49,9 +49,7 @@ class SNCLR(TwoWayMethod):
         projected = [self.momentum_projector(features) for features in encoded]
         return projected, encoded if self.config.search_space == "encoder" else projected
 
-    def losses(
-        self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None
-    ) -> Generator[Tensor, None, StepOutput]:
+    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the loss of each direction. With search_view "plain", the third view is the plain one."""
         c = self.config
         target, search = self._target_features(views)
