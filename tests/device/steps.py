@@ -77,7 +77,7 @@ def run_method(name: str, world_size: int) -> dict[str, Any]:
     with PretendedGpu() as gpu, StopFlag() as stop:
         task: PretrainTask = build_task(config, PretendedFabric(world_size, autocast=True))
         task.progress = SilentProgress()  # type: ignore[assignment]
-        trainer = Trainer(task=task, description=name, checkpoints=None, stop=stop, device=NAME, save_every=10)
+        trainer = Trainer(task=task, description=name, checkpoints=None, stop=stop, save_every=10)
         batches = task.batches(0)
         for step in range(STEPS):
             gpu.reset()

@@ -21,7 +21,7 @@ from snclr.train.metrics import MetricsLog, read_metrics
 
 
 def plain_log(folder: Path, resume_step: int | None = None) -> MetricsLog:
-    return MetricsLog(folder, resume_step=resume_step, tensorboard=False)
+    return MetricsLog(folder, resume_step=resume_step)
 
 
 def write(folder: Path, steps: range, resume_step: int | None = None) -> None:

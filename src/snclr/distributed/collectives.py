@@ -54,18 +54,13 @@ def rank_share(count: int) -> range:
 
 
 @torch.no_grad()
-def all_gather(tensor: Tensor) -> Tensor:
+def all_gather(tensor: Tensor, group: Any = None) -> Tensor:
     """Concatenate tensors (N, ...) of equal shape in rank order: (N × world size, ...). No gradient."""
     if not is_distributed():
         return tensor
-    tensor = tensor.contiguous()
-    if tensor.device.type != "cpu":  # one kernel less than with a list
-        gathered = tensor.new_empty(dist.get_world_size() * len(tensor), *tensor.shape[1:])
-        dist.all_gather_into_tensor(gathered, tensor)
-        return gathered
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor)
-    return torch.cat(parts)
+    gathered = tensor.new_empty(dist.get_world_size() * len(tensor), *tensor.shape[1:])
+    dist.all_gather_into_tensor(gathered, tensor.contiguous(), group=group)
+    return gathered
 
 
 @torch.no_grad()
@@ -82,12 +77,8 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
 
 def all_gather_ints(values: list[int]) -> list[list[int]]:
     """Gather the same number of integers from each rank, in rank order, on the CPU: no GPU is synchronized."""
-    if not is_distributed():
-        return [values]
-    given = torch.tensor(values)
-    parts = [torch.empty_like(given) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, given, group=_cpu_group)
-    return [part.tolist() for part in parts]
+    gathered: list[list[int]] = all_gather(torch.tensor([values]), _cpu_group).tolist()
+    return gathered
 
 
 def all_gather_objects(value: ValueT) -> list[ValueT]:

@@ -100,6 +100,5 @@ def fit_task(
     quiet = quiet or rank_and_size()[0] > 0
     if state is not None:
         folder, identity, checkpoint = state.folder / stage, state.identity, state.load(stage, device, quiet=quiet)
-    Trainer(
-        task=task, checkpoints=folder, stop=stop or StopFlag(), identity=identity, device=device, quiet=quiet, **options
-    ).fit(checkpoint)
+    trainer = Trainer(task=task, checkpoints=folder, stop=stop or StopFlag(), identity=identity, quiet=quiet, **options)
+    trainer.fit(checkpoint)

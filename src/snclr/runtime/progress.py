@@ -237,7 +237,7 @@ class StatusLine:
     def __init__(self, name: str, *, quiet: bool = False, log: bool = False) -> None:
         self.name, self._text = name, "starting"
         self._stream = sys.stderr
-        wanted = not quiet and not _is_other_rank()
+        wanted = not quiet and is_first_rank()
         self._shown = wanted and _is_terminal(self._stream)
         self._logged = wanted and log and not self._shown
         self._since = time.monotonic()
@@ -353,10 +353,9 @@ def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _is_other_rank() -> bool:
-    """Return whether a launcher started this process as another rank than 0, without importing torch."""
-    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "0") != "0"
+def is_first_rank() -> bool:
+    """Return whether this is rank 0 by the launcher's environment, before there is a process group."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def _short(value: Any) -> str:

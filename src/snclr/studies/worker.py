@@ -25,6 +25,7 @@ from snclr.io.atomic import discard, remove_leftovers
 from snclr.io.jsonl import append_jsonl, read_jsonl
 from snclr.runtime.device import pick_device
 from snclr.runtime.machine import cpu_name, versions
+from snclr.runtime.progress import is_first_rank
 from snclr.runtime.stop import StopRequested
 from snclr.studies.conditions.budget import images_seen_per_step
 from snclr.studies.measures import evaluate
@@ -111,7 +112,7 @@ def _write_untrained(job: dict[str, Any]) -> None:
 def _train(job: dict[str, Any]) -> int:
     """Train the run to completion; return 0 or the exit code of a stop. A complete run is not trained again."""
     run, attempts = RunDir(job["folder"]), Path(job["attempts"])
-    first = _is_first_rank()
+    first = is_first_rank()  # others would take rank 0's entry for a killed attempt
     if first:
         _close_killed_attempt(attempts, run)
     if run.encoder_weights.is_file() and any(line.get("complete") for line in read_jsonl(attempts)):
@@ -129,14 +130,6 @@ def _train(job: dict[str, Any]) -> int:
         spent = {"seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu, **peak_memory()}
         append_jsonl(attempts, {**spent, "steps": steps, "skipped": skipped, "complete": code == 0})
     return code
-
-
-def _is_first_rank() -> bool:
-    """Whether this is rank 0 according to the launcher's environment; the process group does not exist yet.
-
-    Other ranks must not write the list of attempts: they would take rank 0's entry for a killed attempt.
-    """
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def _close_killed_attempt(attempts: Path, run: RunDir) -> None:

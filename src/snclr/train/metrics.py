@@ -28,20 +28,19 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     """Append to a run's metrics. With `resume_step`, keep what was written up to that step; with None, start anew.
 
     >>> import tempfile; folder = tempfile.mkdtemp()
-    >>> with MetricsLog(folder, resume_step=None, tensorboard=False) as log:
+    >>> with MetricsLog(folder, resume_step=None) as log:
     ...     log.write(1, 0, {"loss": 2.5}, timing={"images_per_second": 100.0})
     >>> read_metrics(folder)
     [{'step': 1, 'epoch': 0, 'loss': 2.5, 'timing': {'images_per_second': 100.0}}]
     """
 
-    def __init__(self, folder: Path | str, *, resume_step: int | None, tensorboard: bool = True) -> None:
+    def __init__(self, folder: Path | str, *, resume_step: int | None) -> None:
         run = RunDir(folder)
         run.path.mkdir(parents=True, exist_ok=True)
         self._path = run.metrics
         _drop_after(self._path, resume_step)
         self._fd: int | None = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        first_step = 0 if resume_step is None else resume_step + 1
-        self._events = _Events(run.tensorboard, first_step=first_step) if tensorboard else None
+        self._events = _Events(run.tensorboard, first_step=0 if resume_step is None else resume_step + 1)
 
     def write(
         self, step: int, epoch: float, values: Mapping[str, Any], *, timing: Mapping[str, Any] | None = None
@@ -62,14 +61,12 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with explain_full_disk(self._path, len(line)):
             append_or_undo(self._fd, line)
-            if self._events is not None:
-                self._events.write(step, {**fields, **{f"timing/{name}": value for name, value in timings.items()}})
+            self._events.write(step, {**fields, **{f"timing/{name}": value for name, value in timings.items()}})
 
     def write_image(self, step: int, name: str, image: bytes, size: tuple[int, int]) -> None:
         """Add a PNG image of `size` (height, width) to the TensorBoard events."""
-        if self._events is not None:
-            with explain_full_disk(self._path, len(image)):
-                self._events.write_image(step, name, image, size)
+        with explain_full_disk(self._path, len(image)):
+            self._events.write_image(step, name, image, size)
 
     def sync(self) -> None:
         """Force the lines to disk; called before a checkpoint, so that a power cut loses no line it depends on."""
@@ -82,8 +79,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-            if self._events is not None:
-                self._events.close()
+            self._events.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -183,7 +183,7 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *,
     with metrics or nullcontext():
         trainer = Trainer(
             task=task, description="pretrain", checkpoints=run.checkpoints, stop=stop, start_message=start_message,
-            device=fabric.device, quiet=quiet, metrics=metrics, log_every=config.log_every, epoch_lines=True,
+            quiet=quiet, metrics=metrics, log_every=config.log_every, epoch_lines=True,
             save_every=config.checkpoint_every or task.steps_per_epoch, keep=config.keep_checkpoints,
         )  # fmt: skip
         try:

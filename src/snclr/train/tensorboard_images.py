@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from snclr.data.datasets.base import ImageDataset
 from snclr.data.decode import BadImage, RGBImage
@@ -41,14 +44,7 @@ def neighbor_grid(queue: NeighborQueue, dataset: ImageDataset, *, rows: int = 4,
     cosine[torch.arange(len(picked)), picked] = -torch.inf
     nearest = cosine.topk(min(k, len(ids) - 1), dim=1).indices
     table = torch.cat([picked[:, None], nearest], dim=1)
-    tiles = [[_tile(dataset, image, TILE) for image in line] for line in ids[table].tolist()]
-    height, width = len(tiles) * (TILE + _GAP) - _GAP, len(tiles[0]) * (TILE + _GAP) + _GAP
-    grid = np.full((height, width, 3), 255, np.uint8)
-    for number, line in enumerate(tiles):
-        for column, tile in enumerate(line):
-            top, left = number * (TILE + _GAP), column * (TILE + _GAP) + (2 * _GAP if column else 0)
-            grid[top : top + TILE, left : left + TILE] = tile
-    return grid
+    return _grid(dataset, ids[table].flatten().tolist(), TILE, columns=table.shape[1], gap=_GAP)
 
 
 def write_projector(folder: Path, queue: NeighborQueue, dataset: ImageDataset, *, images: int = 500) -> None:
@@ -59,11 +55,7 @@ def write_projector(folder: Path, queue: NeighborQueue, dataset: ImageDataset, *
     picked = torch.linspace(0, len(ids) - 1, min(images, len(ids)), device=ids.device).round().long()
     features, shown = queue.candidates[index[picked]].float().cpu().numpy(), ids[picked].tolist()
     labels = [f"{_clean(dataset.key(image))}\t{_clean(_label(dataset, image))}" for image in shown]
-    side = int(np.ceil(np.sqrt(len(shown))))
-    sprite = np.zeros((side * _SPRITE_TILE, side * _SPRITE_TILE, 3), np.uint8)
-    for number, image in enumerate(shown):
-        top, left = (_SPRITE_TILE * part for part in divmod(number, side))
-        sprite[top : top + _SPRITE_TILE, left : left + _SPRITE_TILE] = _tile(dataset, image, _SPRITE_TILE)
+    sprite = _grid(dataset, shown, _SPRITE_TILE, columns=math.ceil(math.sqrt(len(shown))), gap=0)
     write_atomic(folder / "projections.tsv", "".join("\t".join(f"{v:.5g}" for v in row) + "\n" for row in features))
     write_atomic(folder / "projections-labels.tsv", "image\tclass\n" + "\n".join(labels) + "\n")
     write_atomic(folder / "projections.png", png(sprite))
@@ -84,13 +76,20 @@ def _newest(queue: NeighborQueue) -> tuple[Tensor, Tensor]:
     return rows[order], ids
 
 
+def _grid(dataset: ImageDataset, images: Sequence[int], side: int, *, columns: int, gap: int) -> RGBImage:
+    """Return images as a grid of squares, row by row, on white."""
+    tiles = torch.stack([torch.from_numpy(_tile(dataset, image, side)) for image in images]).permute(0, 3, 1, 2)
+    grid: RGBImage = make_grid(tiles, columns, padding=gap, pad_value=255).permute(1, 2, 0).numpy()
+    return grid
+
+
 def _tile(dataset: ImageDataset, index: int, side: int) -> RGBImage:
     """Return the center square (side, side, 3) of an image; gray if it cannot be read."""
     try:
         image = Image.fromarray(dataset.load(index, side))
     except BadImage:
         return np.full((side, side, 3), 128, np.uint8)
-    return np.asarray(ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS))
+    return np.array(ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS))
 
 
 def _label(dataset: ImageDataset, index: int) -> str:

@@ -150,7 +150,6 @@ class Trainer(Generic[BatchT]):
     """Printed before the first step."""
     identity: dict[str, Any] | None = None
     """JSON values stored in each checkpoint. They must match to resume from it; see `load_latest_checkpoint`."""
-    device: torch.device | str = "cpu"
     quiet: bool = False
     metrics: MetricsLog | None = None
     log_every: int = 1

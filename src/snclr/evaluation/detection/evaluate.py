@@ -130,7 +130,7 @@ def _train(
             Trainer(
                 task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
                 start_message=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
-                device=fabric.device, quiet=quiet,
+                quiet=quiet,
             ).fit(load_latest_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
         with raise_on_all_ranks():
             if fabric.is_global_zero:

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,38 @@ from snclr.train.build import build_task
 from snclr.train.config import resolve
 from snclr.train.health import health
 from snclr.train.pretrain import launch_run
+from snclr.train.pretrain_task import PretrainTask
 
 WARMUP_STEPS = 3
 """Steps before the measurement: the first steps allocate memory and wait for the data workers."""
 
 
-def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True) -> dict[str, Any]:
-    """Run `steps` real training steps without a run directory; return seconds per step and memory."""
+@contextlib.contextmanager
+def _short_training(settings: Mapping[str, Any], steps: int | None = None) -> Iterator[tuple[PretrainTask, Any]]:
+    """Build the task of a run without a run directory; yield it and its batches of `steps` steps, or of all."""
     config = resolve({**settings, "out": "unused"})
     task = build_task(config, launch_run(config))
-    queues = [module for module in task.module.modules() if isinstance(module, NeighborQueue)]
-    for queue in queues:
-        fill_queue(queue, config.seed)
-    durations: list[float] = []
-    ends: list[float] = []
-    cpu_ends: list[float] = []
-    batches: Any = task.loader.batches(0, WARMUP_STEPS + steps)
+    batches: Any = task.loader.batches(0, steps or task.total_steps)
     with (
         limit_threads(config.threads),
         math_settings(task.fabric.device, tf32=config.tf32, deterministic=config.deterministic),
-        Progress("measuring", WARMUP_STEPS + steps, unit="steps", quiet=quiet) as progress,
         contextlib.closing(batches),
     ):
+        yield task, batches
+
+
+def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True) -> dict[str, Any]:
+    """Run `steps` real training steps without a run directory; return seconds per step and memory."""
+    durations: list[float] = []
+    ends: list[float] = []
+    cpu_ends: list[float] = []
+    with (
+        _short_training(settings, WARMUP_STEPS + steps) as (task, batches),
+        Progress("measuring", WARMUP_STEPS + steps, unit="steps", quiet=quiet) as progress,
+    ):
+        queues = [module for module in task.module.modules() if isinstance(module, NeighborQueue)]
+        for queue in queues:
+            fill_queue(queue, task.config.seed)
         for batch in batches:
             start = time.perf_counter()
             task.training_step(batch)
@@ -76,17 +86,10 @@ def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str,
     There is no warm-up of the learning rate, so that a short training changes the features. The number of steps is
     returned as "steps".
     """
-    config = resolve({**settings, "out": "unused", "warmup_epochs": 0.0})
-    task = build_task(config, launch_run(config))
-    labels = None if task.dataset.labels is None else torch.from_numpy(task.dataset.labels).to(task.fabric.device)
-    batches: Any = task.loader.batches(0, task.total_steps)
     found: list[dict[str, float]] = []
-    start, step = time.monotonic(), 0
-    with (
-        limit_threads(config.threads),
-        math_settings(task.fabric.device, tf32=config.tf32, deterministic=config.deterministic),
-        contextlib.closing(batches),
-    ):
+    with _short_training({**settings, "warmup_epochs": 0.0}) as (task, batches):
+        labels = None if task.dataset.labels is None else torch.from_numpy(task.dataset.labels).to(task.fabric.device)
+        start, step = time.monotonic(), 0
         for step, batch in enumerate(batches, start=1):
             output, _, _ = task.training_step(batch)
             spent = (time.monotonic() - start) / (60 * minutes)
