@@ -174,14 +174,9 @@ def flag_names(command: Command) -> list[str]:
 
 def usage(app: App, name: str | None) -> str:
     """Return the usage line of a command, and the command that prints its help."""
-    from rich.console import Console
-
-    console = Console(width=10_000, color_system=None)
-    with console.capture() as capture:
-        app.help_print([name] if name else [], console=console)
-    line = next(line for line in capture.get().splitlines() if line.startswith("Usage:"))
+    line = app[name].usage if name else "Usage: snclr COMMAND"
     shown = "the options" if name else "the commands"
-    return f"{line.strip()}\n`{snclr_command(*([name] if name else []), '--help')}` lists {shown}."
+    return f"{line}\n`{snclr_command(*([name] if name else []), '--help')}` lists {shown}."
 
 
 def _usage(app: App, name: str, command: Command, parameters: Sequence[inspect.Parameter]) -> str:
