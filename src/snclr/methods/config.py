@@ -9,11 +9,11 @@ Fields with the same name mean the same in every method; the docstring below the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from snclr.errors import UserError
-from snclr.runtime.settings import Count, NonNegative, NonNegativeInt, Positive, Range, check_fields
+from snclr.runtime.settings import Count, NonNegative, NonNegativeInt, Positive, Range, Settings, check_fields
 
 MethodName = Literal[
     "snclr", "simclr", "moco", "mocov2", "mocov3", "byol", "simsiam", "nnclr", "swav", "barlowtwins", "dino", "mae",
@@ -26,8 +26,7 @@ Momentum = Annotated[float, Range(ge=0, le=1)] | Literal["auto"]
 Sides = Literal["both", "positives", "negatives", "other-negatives", "neither"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MethodConfig:
+class MethodConfig(Settings):
     """Base of every method's settings. The docstring of a method's config gives paper, venue and equation."""
 
     implementation: ClassVar[str]
@@ -55,7 +54,6 @@ class MethodConfig:
 # Groups of settings that several methods share.
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProjectorConfig(MethodConfig):
     """Size of the projector."""
 
@@ -67,7 +65,6 @@ class ProjectorConfig(MethodConfig):
     """Linear layers of the projector."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class FinalNormConfig(ProjectorConfig):
     """A projector that may end with a batch norm."""
 
@@ -77,7 +74,6 @@ class FinalNormConfig(ProjectorConfig):
     """Give the last linear layer of projector and predictor a bias; a final batch norm replaces it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PredictorConfig(FinalNormConfig):
     """Projector and predictor."""
 
@@ -87,7 +83,6 @@ class PredictorConfig(FinalNormConfig):
     """End the predictor with a batch norm (not in nnclr and simsiam)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class QueueConfig(MethodConfig):
     """A queue of earlier features."""
 
@@ -97,7 +92,6 @@ class QueueConfig(MethodConfig):
     """Data type of the features in the queue."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MomentumConfig(MethodConfig):
     """A target network that follows the online network by EMA."""
 
@@ -107,7 +101,6 @@ class MomentumConfig(MethodConfig):
     """Keep the momentum constant, or raise it to 1 along a cosine."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrototypeConfig(MethodConfig):
     """Learned prototypes."""
 
@@ -117,7 +110,6 @@ class PrototypeConfig(MethodConfig):
     """Epochs in which the prototypes are not trained."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MultiCropConfig(MethodConfig):
     """Additional small views, which only the trained network sees."""
 
@@ -128,7 +120,6 @@ class MultiCropConfig(MethodConfig):
     """Side of the small views in pixels (default: about 3/7 of --image-size, 96 at 224)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MaskedConfig(MethodConfig):
     """A ViT that encodes only the patches that are not masked, and a decoder that predicts the others."""
 
@@ -145,7 +136,6 @@ class MaskedConfig(MethodConfig):
 # The methods.
 
 
-@dataclass(frozen=True, kw_only=True)
 class SoftNeighborConfig(MethodConfig):
     """Settings of `SoftNeighborLoss`; the defaults follow the paper's text."""
 
@@ -184,7 +174,6 @@ class SoftNeighborConfig(MethodConfig):
             raise UserError("gamma='pull' needs loss_form='inside'. Give a number, max, or loss_form='inside'.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, PredictorConfig):
     """Soft Neighbors are Positive Supporters in Contrastive Visual Representation Learning (ICLR 2023), Eq. 2."""
 
@@ -218,7 +207,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The settings behind each value of `SNCLRConfig.preset`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SimCLRConfig(FinalNormConfig):
     """A Simple Framework for Contrastive Learning of Visual Representations (ICML 2020), Eq. 1."""
 
@@ -231,7 +219,6 @@ class SimCLRConfig(FinalNormConfig):
     temperature: Positive = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
 class QueueContrastConfig(MomentumConfig, QueueConfig, ProjectorConfig):
     """MoCo v2's values of the settings that it shares with DetCo."""
 
@@ -242,7 +229,6 @@ class QueueContrastConfig(MomentumConfig, QueueConfig, ProjectorConfig):
     momentum: Momentum = 0.999
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoCoV2Config(QueueContrastConfig):
     """Improved Baselines with Momentum Contrastive Learning (2020), Eq. 1."""
 
@@ -251,7 +237,6 @@ class MoCoV2Config(QueueContrastConfig):
     """Add the loss of the other direction, view 2 to view 1, and push the keys of both views."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoCoConfig(MoCoV2Config):
     """Momentum Contrast for Unsupervised Visual Representation Learning (CVPR 2020), Eq. 1."""
 
@@ -259,7 +244,6 @@ class MoCoConfig(MoCoV2Config):
     temperature: Positive = 0.07
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoCoV3Config(MomentumConfig, PredictorConfig):
     """An Empirical Study of Training Self-Supervised Vision Transformers (ICCV 2021), Eq. 1 and Algorithm 1."""
 
@@ -271,7 +255,6 @@ class MoCoV3Config(MomentumConfig, PredictorConfig):
     momentum_schedule: MomentumSchedule = "cosine"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BYOLConfig(MomentumConfig, PredictorConfig):
     """Bootstrap Your Own Latent (NeurIPS 2020), Eq. 2."""
 
@@ -281,7 +264,6 @@ class BYOLConfig(MomentumConfig, PredictorConfig):
     momentum_schedule: MomentumSchedule = "cosine"
 
 
-@dataclass(frozen=True, kw_only=True)
 class SimSiamConfig(PredictorConfig):
     """Exploring Simple Siamese Representation Learning (CVPR 2021), Eq. 4."""
 
@@ -294,7 +276,6 @@ class SimSiamConfig(PredictorConfig):
     """Keep the learning rate of the predictor at its peak during the whole training."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class NNCLRConfig(QueueConfig, PredictorConfig):
     """With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning (ICCV 2021), Eq. 3."""
 
@@ -306,7 +287,6 @@ class NNCLRConfig(QueueConfig, PredictorConfig):
     queue_length: Count = 98_304
 
 
-@dataclass(frozen=True, kw_only=True)
 class SwAVConfig(MultiCropConfig, PrototypeConfig, FinalNormConfig):
     """Unsupervised Learning of Visual Features by Contrasting Cluster Assignments (NeurIPS 2020), Eq. 1 to 3."""
 
@@ -323,7 +303,6 @@ class SwAVConfig(MultiCropConfig, PrototypeConfig, FinalNormConfig):
     """Epochs before the first features enter that queue."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class BarlowTwinsConfig(FinalNormConfig):
     """Barlow Twins: Self-Supervised Learning via Redundancy Reduction (ICML 2021), Eq. 1."""
 
@@ -336,7 +315,6 @@ class BarlowTwinsConfig(FinalNormConfig):
     """Weight λ of the redundancy term; auto: 0.0051 × 8192 / dim, so that both terms keep their ratio."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DINOConfig(MomentumConfig, MultiCropConfig, PrototypeConfig, ProjectorConfig):
     """Emerging Properties in Self-Supervised Vision Transformers (ICCV 2021), Eq. 3 and 4."""
 
@@ -359,7 +337,6 @@ class DINOConfig(MomentumConfig, MultiCropConfig, PrototypeConfig, ProjectorConf
     """Network whose encoder is saved and evaluated: the EMA teacher, as in the paper, or the student."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MAEConfig(MaskedConfig):
     """Masked Autoencoders Are Scalable Vision Learners (CVPR 2022), Section 3."""
 
@@ -370,7 +347,6 @@ class MAEConfig(MaskedConfig):
     """Attention heads of the decoder."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CAEConfig(MaskedConfig):
     """Context Autoencoder for Self-Supervised Representation Learning (IJCV 2023), Eq. 1."""
 
@@ -385,7 +361,6 @@ class CAEConfig(MaskedConfig):
     """Predict tokens instead of pixels: a safetensors file with a codebook of patches (page All methods)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PIRLConfig(ProjectorConfig):
     """Self-Supervised Learning of Pretext-Invariant Representations (CVPR 2020), Eq. 5."""
 
@@ -403,7 +378,6 @@ class PIRLConfig(ProjectorConfig):
     """Weight of an image's entry in the memory bank when its new feature is averaged into it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DetCoConfig(QueueContrastConfig):
     """DetCo: Unsupervised Contrastive Learning for Object Detection (ICCV 2021), Section 3."""
 
@@ -411,7 +385,6 @@ class DetCoConfig(QueueContrastConfig):
     takes = ("seed",)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SupervisedConfig(MethodConfig):
     """Cross-entropy on labels with a linear classifier; a reference for the self-supervised methods."""
 

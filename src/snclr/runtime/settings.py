@@ -1,7 +1,6 @@
 """Settings as dataclass fields: the type gives the choices and the range, the docstring below the field gives the help.
 
->>> @dataclass(frozen=True, kw_only=True)
-... class Config:
+>>> class Config(Settings):
 ...     epochs: Count = 100
 >>> describe(Config)["epochs"].check(0)
 Traceback (most recent call last):
@@ -17,9 +16,18 @@ import sys
 import typing
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from snclr.errors import UserError, american, did_you_mean, known_spelling
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # only type checkers need it
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Leave the class as it is."""
+        return lambda cls: cls
+
 
 RENAMED_SETTINGS = {"accelerator": "device", "weights": "neighbor_weights"}
 """Settings that had another name in earlier versions: that name and the present one. Both are accepted."""
@@ -52,6 +60,15 @@ _TYPE_NAMES: dict[type, str] = {
     type(None): "none", int: "a whole number", float: "a number", bool: "true or false", str: "text"
 }  # fmt: skip
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of settings: a subclass is a frozen dataclass with keyword-only fields."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,14 +26,14 @@ from snclr.runtime.settings import (
     Positive,
     Range,
     Setting,
+    Settings,
     check_fields,
     current_name,
     describe,
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MainConfig:
+class MainConfig(Settings):
     """What is trained on which images, and where the result is written."""
 
     data: str = ""
@@ -56,8 +56,7 @@ class MainConfig:
     """Delete the run in --out and start again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
+class EncoderConfig(Settings):
     """The encoder."""
 
     encoder: str = "resnet18"
@@ -80,8 +79,7 @@ class EncoderConfig:
     last. A target network skips none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViewConfig:
+class ViewConfig(Settings):
     """Augmentation of the two views."""
 
     views: Literal[
@@ -95,8 +93,7 @@ class ViewConfig:
     """Smallest area of a random crop, as a fraction of the image; overrides that of --views."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(Settings):
     """Optimization."""
 
     epochs: Count = 100
@@ -122,8 +119,7 @@ class OptimConfig:
     """Clip the gradient to this norm (default: no clipping)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareConfig:
+class HardwareConfig(Settings):
     """Hardware."""
 
     device: str = "auto"
@@ -160,8 +156,7 @@ class HardwareConfig:
     """Seconds to wait for a rank that does not respond before the run fails."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputConfig:
+class OutputConfig(Settings):
     """Checkpoints and logs."""
 
     checkpoint_every: NonNegativeInt = 0
@@ -176,7 +171,6 @@ class OutputConfig:
     """Stop if more than this fraction of the images cannot be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, EncoderConfig, MainConfig):
     """All settings of a run: those of the run itself and, in `method_config`, those of its method.
 
