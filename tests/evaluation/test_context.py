@@ -192,6 +192,14 @@ def test_the_text_of_knn_has_four_lines(own, test_images, capsys):
     assert max(map(len, lines)) <= 80
 
 
+def test_images_without_a_label_are_counted(own, images, test_images, capsys):
+    data = Path(shutil.copytree(images, own.parent / "some"))
+    for name in ("x", "y"):
+        Image.new("RGB", (20, 20)).save(data / f"{name}.png")
+    assert main(["knn", str(own), "--data", str(data), "--test", str(test_images), "--no-baselines"]) == 0
+    assert "  images without a label: 2, left out\n" in capsys.readouterr().out
+
+
 # ---- warnings
 
 

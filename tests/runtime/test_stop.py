@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import pty
 import signal
 import subprocess
 import sys
@@ -148,3 +150,13 @@ def test_ctrl_c_at_the_end_of_the_program_keeps_its_exit_code(tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_interrupted_replaces_the_status_line_on_a_terminal() -> None:
+    parent, terminal = pty.openpty()
+    code = "from snclr.runtime.early_interrupt import write_interrupted as w; import os; os.write(2, b'starting'); w()"
+    environment = {**os.environ, "TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", code], stderr=terminal, check=True, env=environment)
+    assert os.read(parent, 1000).endswith(b"\r\x1b[K\x1b[?25hinterrupted\r\n")
+    os.close(parent)
+    os.close(terminal)

@@ -121,7 +121,7 @@ def test_the_warm_up_of_a_shorter_run_is_at_most_a_tenth_unless_given(tmp_path):
     [
         ("method: byol\nneighbors: 5", "byol does not use neighbors=5"),
         ("epoch: 5", "'epoch'"),
-        ("- 1", "settings of a run"),
+        ("- 1", "is not a settings file"),
     ],
 )
 def test_a_config_file_is_checked(tmp_path, text, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from cyclopts import Parameter
@@ -99,6 +100,8 @@ def show_accuracy(result: AccuracyResult) -> None:
         print("  For the accuracy without pre-training, add --from-scratch.")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):
         print(f"  unreadable images: {skipped:,}, left out")
+    if unlabeled := re.search(r"([\d,]+) images? without a label left out", result.protocol):
+        print(f"  images without a label: {unlabeled[1]}, left out")
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 

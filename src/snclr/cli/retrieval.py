@@ -129,6 +129,8 @@ def show_explain(result: Explanation) -> None:
     for term in result.terms:
         name = (f"{term.key} (y2)" if term.i == 0 else term.key) + _tag(term.label)
         print(f"{term.i:>3} {term.cosine:8.4f} {term.w:8.4f} {term.p:8.4f} {term.share:8.2%}  {name}")
+    if len({term.key for term in result.terms}) < len(result.terms):
+        print("  (an image listed twice has features of two epochs in the queue)")
     total = "Σ w p, inside the logarithm" if result.form == "inside" else "Σ w (−log p), the loss"
     print(f"\np: over {result.denominator}\nshare: of {total}\nwrote {result.figure}")
 

@@ -23,8 +23,14 @@ def exit_on_interrupt() -> None:
 
 def exit_at_once(signum: int, frame: FrameType | None) -> None:
     """Exit with 130; nothing has been written yet, or everything has."""
-    os.write(2, b"interrupted\n")
+    write_interrupted()
     os._exit(130)
+
+
+def write_interrupted() -> None:
+    """Write "interrupted" to stderr; on a terminal in place of the status line, and with the cursor shown again."""
+    clear = b"\r\x1b[K\x1b[?25h" if os.isatty(2) and os.environ.get("TERM") != "dumb" else b""
+    os.write(2, clear + b"interrupted\n")
 
 
 def is_snclr_program(command: Sequence[str]) -> bool:

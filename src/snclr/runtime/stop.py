@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from snclr.runtime.early_interrupt import exit_at_once
+from snclr.runtime.early_interrupt import exit_at_once, write_interrupted
 
 _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 """SIGUSR1 announces the SIGTERM of a preemption, so both have the exit code on which a job script requeues."""
@@ -75,7 +75,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     """
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            os.write(2, b"interrupted\n")
+            write_interrupted()
             os._exit(rank_exit_code(130))
         frame = frame.f_back
     raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from snclr.errors import UserError, did_you_mean, known_spelling, similar_path
+from snclr.errors import UserError, did_you_mean, first_line, known_spelling, similar_path
 from snclr.methods.config import METHOD_SETTINGS, METHODS, PRESETS, MethodConfig, MethodName, QueueConfig, SNCLRConfig
 from snclr.methods.paper_settings import Setup, paper_settings
 from snclr.recipes import RECIPES, get_recipe
@@ -364,13 +364,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
     if not path.exists():
         raise UserError(f"there is no settings file {path}{similar_path(path)}. Give the config.yaml of a run.")
+    of_run = path.name == "config.yaml"
+    advice = "Restore it or start a new run." if of_run else "Give the config.yaml of a run."
     try:
         saved = yaml.safe_load(path.read_text())
     # The safe loader also raises the errors of its constructors, e.g. for a date or for deep nesting.
     except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}); restore it or start a new run") from error
+        raise UserError(f"{path} is not a settings file ({first_line(error)}). {advice}") from error
     if not isinstance(saved, dict):
-        raise UserError(f"{path} does not contain the settings of a run; restore it or start a new run")
+        raise UserError(f"{path} is not a settings file. {advice}")
     from_run = is_run_config(saved)
     saved = {current_name(name) if isinstance(name, str) else name: value for name, value in saved.items()}
     if from_run and saved["method"] in list(METHODS):

@@ -68,7 +68,10 @@ def retry(url: str, action: Callable[[], Result], *, timeout: float | None = Non
                 ) from error
             failures += 1
             if failures == 2:  # single failures are normal
-                warning = f"warning: {url} cannot be read ({error}); retrying for {timeout:g} seconds ({_VARIABLE})"
+                warning = (
+                    f"warning: {url} cannot be read ({error}); retrying for {timeout:g} seconds ({_VARIABLE})."
+                    " If the address is wrong, press Ctrl-C"
+                )
                 print(warning, file=sys.stderr, flush=True)
                 _log.info(warning)  # to the run's log; worker processes have none
             if _cancelled.wait(min(BACKOFF_SECONDS * 2 ** min(failures - 1, 10), MAX_BACKOFF_SECONDS, left)):
