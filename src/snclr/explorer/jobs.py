@@ -88,32 +88,31 @@ class Jobs:
             thread.start()
 
     def get(self, key: str, title: str, compute: Callable[[Job], Any], *, lane: Lane = "main") -> Any:
-        """Return the value or raise the error of its job; if it is not computed, start its job and raise Pending."""
-        job, is_new = self._job(key, title, compute)
-        if is_new:
-            self._lanes[lane].put(job)
-        if job.state == "done":
-            return job.value
-        if job.state == "failed":
-            with self._lock:
-                self._jobs.pop(key, None)
-            assert job.error is not None
-            raise job.error
-        raise Pending(job)
+        """Return the value or raise the error of its job; if it is not computed, start its job and raise Pending.
 
-    def need(self, key: str, title: str, compute: Callable[[Job], Any]) -> Any:
-        """Return the value inside another job: compute it here if no thread has started it, else wait for it."""
-        job, _ = self._job(key, title, compute)
+        Inside another job, compute the value here if no thread has started it, else wait for it.
+        """
         parent: Job | None = getattr(_current, "job", None)
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None:
+                job = self._jobs[key] = Job(key, title, compute, self)
+                if parent is None:
+                    self._lanes[lane].put(job)
         if parent is not None:
             parent.waits_for = job
-        self._run(job)
-        job.finished.wait()
-        if parent is not None:
+            self._run(job)
+            job.finished.wait()
             parent.waits_for = None
+        if job.state == "done":
+            return job.value
         if job.error is not None:
+            with self._lock:
+                self._jobs.pop(key, None)
             raise job.error
-        return job.value
+        if parent is not None:  # not started, because the server is closing
+            raise Cancelled
+        raise Pending(job)
 
     def running(self) -> list[dict[str, Any]]:
         """Return the progress of all unfinished jobs."""
@@ -137,14 +136,6 @@ class Jobs:
             with contextlib.suppress(queue.Empty):
                 self._run(waiting.get(timeout=0.25))
 
-    def _job(self, key: str, title: str, compute: Callable[[Job], Any]) -> tuple[Job, bool]:
-        with self._lock:
-            job, is_new = self._jobs.get(key), False
-            if job is None:
-                job, is_new = Job(key, title, compute, self), True
-                self._jobs[key] = job
-            return job, is_new
-
     def _run(self, job: Job) -> None:
         with self._lock:
             if job.state != "queued" or self.closed:
@@ -157,12 +148,11 @@ class Jobs:
             job.value = job.compute(job)
             job.state = "done"
         except Cancelled:
-            job.state = "failed"
-            job.error = UserError("the server is closing")
+            job.error, job.state = UserError("the server is closing"), "failed"
         except Exception as error:
             if not isinstance(error, UserError):
                 _log.exception("explore: %s failed", job.title)
-            job.state, job.error = "failed", error
+            job.error, job.state = error, "failed"
         finally:
             _current.job = parent
             job.finished.set()

@@ -7,7 +7,6 @@ import io
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from snclr.data.datasets.base import open_dataset
 from snclr.data.decode import RGBImage, decode_stream
 from snclr.errors import UserError, count
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
@@ -28,7 +28,6 @@ from snclr.explorer.run_data import (
     Network,
     OpenedRun,
     Space,
-    open_extra,
     open_images,
     open_test,
     sample_ids,
@@ -66,7 +65,10 @@ class Query:
 
 
 class Explorer:
-    """Everything the endpoints read. Features are computed in the background: methods raise Pending until then."""
+    """Everything the endpoints read. Features are computed in the background: methods raise Pending until then.
+
+    Inside a background job, they wait instead.
+    """
 
     def __init__(
         self, session: Session, other: str | Path | None = None, *, data: str | None = None, test: str | None = None,
@@ -77,7 +79,10 @@ class Explorer:
         self.run = OpenedRun("a", run, session)
         self.other = None if other is None else OpenedRun("b", Path(other), session)
         images, training, self.trained_on = open_images(run, data)
-        sets = [images, training, None if gallery is None else open_extra(gallery), open_test(data, run, test)]
+        sets = [images, training, open_test(data, run, test)]
+        if gallery is not None:
+            extra = open_dataset(gallery, download=True)
+            sets.insert(2, ImageSet("extra", extra.name, extra))
         self.sets: dict[str, ImageSet] = {each.name: each for each in sets if each is not None}
         self._queries: OrderedDict[int, Query] = OrderedDict()
         self._numbers = itertools.count()
@@ -184,27 +189,17 @@ class Explorer:
 
     def features(self, run: OpenedRun, network: Network, set_name: str = "images") -> Matrix:
         """Return the features of an image set, or raise Pending."""
-        return self.jobs.get(*self._features_job(run, network, set_name))
-
-    def need_features(self, run: OpenedRun, network: Network, set_name: str = "images") -> Matrix:
-        """Return the features of an image set inside a job."""
-        return self.jobs.need(*self._features_job(run, network, set_name))
-
-    def _features_job(
-        self, run: OpenedRun, network: Network, set_name: str
-    ) -> tuple[str, str, Callable[[Job], Matrix]]:
         names = {"encoder": "encoder features", "y1": "projections y1", "y2": "projections y2"}
         names["target-encoder"] = "features of the target encoder"
         images = self.sets[set_name]
         title = f"{names[network]} of {len(images.dataset):,} images" + (f" ({run.title})" if run.name == "b" else "")
-        key = f"features/{run.name}/{network}/{set_name}"
 
         def compute(job: Job) -> Matrix:
             matrix = run.features(network, images.dataset, job.report)
             _ = matrix.row_of  # built here, because the first click must not wait for it
             return matrix
 
-        return key, title, compute
+        return self.jobs.get(f"features/{run.name}/{network}/{set_name}", title, compute)
 
     def space(self, run: OpenedRun, space: Space, set_name: str = "images") -> Matrix:
         """Return the features by which a space ranks images, or raise Pending."""
@@ -212,18 +207,11 @@ class Explorer:
 
     def graph(self, run: OpenedRun) -> Graph:
         """Return the exact neighbor graph of the encoder features, or raise Pending."""
-        return self.jobs.get(*self._graph_job(run))
 
-    def need_graph(self, run: OpenedRun) -> Graph:
-        """Return the neighbor graph inside a job."""
-        return self.jobs.need(*self._graph_job(run))
-
-    def _graph_job(self, run: OpenedRun) -> tuple[str, str, Callable[[Job], Graph]]:
         def compute(job: Job) -> Graph:
-            features = self.need_features(run, "encoder").features
-            return neighbor_graph(features, GRAPH_K, job.report)
+            return neighbor_graph(self.features(run, "encoder").features, GRAPH_K, job.report)
 
-        return f"graph/{run.name}", f"exact neighbors of {len(self.images.dataset):,} images", compute
+        return self.jobs.get(f"graph/{run.name}", f"exact neighbors of {len(self.images.dataset):,} images", compute)
 
     def sample(self, count: int = SAMPLE) -> Tensor:
         """Return the ids of `count` images, or of all if there are fewer."""

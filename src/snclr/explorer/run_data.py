@@ -39,18 +39,17 @@ from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery, label_of, same_images
 from snclr.evaluation.retrieval.results import ExplainedTerm
-from snclr.evaluation.retrieval.space import weigh_as_trained, weigh_by_cosine
+from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.evaluation.session import Session, data_of
-from snclr.io.jsonl import read_jsonl
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
 from snclr.models.encoders import EncoderSpec, build_encoder
 from snclr.recipes import RECIPES
 from snclr.reports.curves import METRICS
+from snclr.reports.run_state import saved_checkpoints
 from snclr.train.build import encoder_spec, view_settings
 from snclr.train.config import read_config, resolve, setting_groups
 from snclr.train.load_run import load_trained_method
-from snclr.train.metrics import read_metrics
 
 Space = Literal["encoder", "projection"]
 Network = Literal["encoder", "y1", "y2", "target-encoder"]
@@ -110,7 +109,7 @@ class OpenedRun:
         if self.dir.config.is_file() and self.dir.has_checkpoints():
             self.method, self.config = load_trained_method(path, torch.device(self.device))
             self.spec = encoder_spec(self.config)
-            self.step = max((int(entry.name[5:15]) for entry in self.dir.checkpoints.glob("step-*")), default=None)
+            self.step = max(saved_checkpoints(self.dir), default=None)
         if self.dir.encoder_weights.is_file():
             self.encoder, self.spec = load_encoder(path)
             self.role = "encoder"
@@ -175,12 +174,10 @@ class OpenedRun:
         return Matrix(F.normalize(found.features, dim=1), found.ids, found.features if keep_raw else None)
 
     @torch.no_grad()
-    def encode(self, name: Network, pixels: RGBImage) -> Tensor:
-        """Return the raw features (1, D) of one image, center-cropped."""
+    def encode(self, name: Network, views: Tensor) -> Tensor:
+        """Return the raw features (n, D) of normalized views (n, 3, S, S)."""
         network, _ = self.network(name)
-        network.to(self.device).eval()
-        image = normalize(center_crop(pixels, self.image_size)[None], self.device)
-        features: Tensor = network(image)
+        features: Tensor = network.to(self.device).eval()(views.to(self.device))
         return features.float().cpu()
 
     @property
@@ -237,14 +234,9 @@ class OpenedRun:
             report(rows.stop, len(z1))
         return result
 
-    def weigh(self, y1: Tensor, neighbors: Tensor) -> Tensor:
-        """Return positiveness of encoder features without a trained attention (1, K), largest 1."""
-        return weigh_by_cosine(y1, neighbors, torch.ones(neighbors.shape[:2], dtype=torch.bool))
-
     def kept_encoders(self) -> list[tuple[int, Path]]:
         """Return step and path of the checkpoints and encoder snapshots of the run, oldest first."""
-        found = {int(path.name[5:15]): path for path in self.dir.checkpoints.glob("step-" + "[0-9]" * 10)}
-        return sorted((found | snapshots(self.dir)).items())
+        return sorted((saved_checkpoints(self.dir) | snapshots(self.dir)).items())
 
     def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: Callable[[int, int], None]) -> Matrix:
         """Return the features of the encoder in a kept checkpoint or snapshot: the one that the run exports."""
@@ -296,25 +288,11 @@ class OpenedRun:
             crops = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))[None]
         return color_views(crops, settings, seed=seed, epoch=epoch, ids=ids, view=view)
 
-    @torch.no_grad()
-    def encode_views(self, views: Tensor) -> Tensor:
-        """Return the normalized encoder features (n, D) of normalized views (n, 3, S, S)."""
-        self.encoder.to(self.device).eval()
-        return F.normalize(self.encoder(views.to(self.device)).float().cpu(), dim=1)
-
     def center_view(self, pixels: RGBImage) -> Tensor:
         """Return the evaluation view of an image, normalized (1, 3, S, S)."""
         return normalize(center_crop(pixels, self.image_size)[None])
 
     # Training
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the records of metrics.jsonl."""
-        return read_metrics(self.path)
-
-    def skipped(self) -> list[dict[str, Any]]:
-        """Return the bad images with their reasons."""
-        return read_jsonl(self.dir.skipped)
 
     @property
     def complete(self) -> bool:
@@ -383,12 +361,6 @@ def open_images(path: Path, data: str | None) -> tuple[ImageSet, ImageSet | None
     return images, ImageSet("training", f"training data ({training.name})", training), "training"
 
 
-def open_extra(data: str) -> ImageSet:
-    """Open another folder to search in."""
-    dataset = open_dataset(data, download=True)
-    return ImageSet("extra", dataset.name, dataset)
-
-
 def open_test(data: str | None, path: Path, test: str | None) -> ImageSet | None:
     """Open the test images: those given, or the test split of the images; None if there is none."""
     spec = data or data_of(path)
@@ -415,8 +387,3 @@ def to_pixels(view: Tensor) -> RGBImage:
     """Undo the normalization of a view (3, S, S) → uint8 (S, S, 3)."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     return (view.cpu() * std + mean).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).contiguous().numpy()
-
-
-def with_settings(settings: ViewSettings, changes: dict[str, float]) -> ViewSettings:
-    """Return view settings with some values replaced."""
-    return replace(settings, **changes)  # type: ignore[arg-type]  # the fields in `changes` are numbers

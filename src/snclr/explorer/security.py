@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -12,18 +14,13 @@ POLICY = (
 )
 """Content-Security-Policy: only our own files, no inline scripts or styles, no frames."""
 _HEADERS = {
-    b"content-security-policy": POLICY.encode(),
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",  # the token is part of the address
-    b"cross-origin-resource-policy": b"same-origin",
-    b"cross-origin-opener-policy": b"same-origin",
-    b"x-frame-options": b"DENY",
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",  # the token is part of the address
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
 }
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def new_token() -> str:
@@ -38,10 +35,10 @@ class Guard:
     another name means DNS rebinding; a foreign Origin or Sec-Fetch-Site means that another page sent the request.
     """
 
-    def __init__(self, app: App, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._token = app, token.encode()
-        self._hosts = {f"127.0.0.1:{port}".encode(), f"localhost:{port}".encode()}
-        self._origins = {b"http://" + host for host in self._hosts}
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self._origins = {f"http://{host}" for host in self._hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -49,42 +46,30 @@ class Guard:
             return
         problem = self._problem(scope)
         if problem is not None:
-            await _refuse(send, problem)
+            refusal = PlainTextResponse(f"refused: {problem}\n", 403, headers=_HEADERS)
+            await refusal(scope, receive, send)
             return
         rest = scope["path"].split("/", 2)
         inner = {**scope, "path": "/" + (rest[2] if len(rest) > 2 else ""), "raw_path": b"", "root_path": ""}
 
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                names = {name.lower() for name, _ in message.get("headers", [])}
-                extra = [(name, value) for name, value in _HEADERS.items() if name not in names]
-                if b"cache-control" not in names:
-                    extra.append((b"cache-control", b"no-store"))
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
+                headers = MutableHeaders(scope=message)
+                for name, value in {**_HEADERS, "cache-control": "no-store"}.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         await self._app(inner, receive, send_with_headers)
 
     def _problem(self, scope: Scope) -> str | None:
         """Return why a request is refused, or None."""
-        headers = scope["headers"]
-        hosts = [value for name, value in headers if name == b"host"]
-        if len(hosts) != 1 or hosts[0] not in self._hosts:
+        headers = Headers(scope=scope)
+        if headers.getlist("host") not in [[host] for host in self._hosts]:
             return "this server answers only to 127.0.0.1"
-        origins = [value for name, value in headers if name == b"origin"]
-        if any(origin not in self._origins for origin in origins):
-            return "requests from other sites are refused"
-        site = [value for name, value in headers if name == b"sec-fetch-site"]
-        if any(value not in (b"same-origin", b"none") for value in site):
+        same_origin = self._origins.issuperset(headers.getlist("origin"))
+        if not same_origin or not {"same-origin", "none"}.issuperset(headers.getlist("sec-fetch-site")):
             return "requests from other sites are refused"
         given = scope["path"].split("/", 2)[1].encode("utf-8", "surrogateescape") if "/" in scope["path"] else b""
         if not secrets.compare_digest(given, self._token):
             return "the token is missing or wrong; open the address that snclr explore printed"
         return None
-
-
-async def _refuse(send: Send, reason: str) -> None:
-    body = f"refused: {reason}\n".encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 403, "headers": [*headers, *_HEADERS.items()]})
-    await send({"type": "http.response.body", "body": body})

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import resources
 from typing import Any
 from urllib.parse import unquote
@@ -21,7 +21,8 @@ from starlette.routing import Route
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
 from snclr.explorer.jobs import Pending
-from snclr.explorer.opened import MAX_UPLOAD_BYTES, Explorer
+from snclr.explorer.opened import MAX_UPLOAD_BYTES, Explorer, ImageRef
+from snclr.explorer.run_data import OpenedRun
 from snclr.explorer.screens import browse, compare, curate, map, neighbors, timeline, training, views
 from snclr.explorer.security import Guard
 
@@ -29,7 +30,8 @@ TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".s
 SIDES = (48, 96, 192, 384, 1024)
 """Sizes of served images."""
 _EVENT_SECONDS = 1.0
-Get = Callable[[Request], Any]
+Read = Callable[[Mapping[str, str]], Any]
+"""Computes the value of an endpoint from the parameters of a request."""
 
 
 def asset_files() -> dict[str, bytes]:
@@ -50,7 +52,7 @@ def build_app(explorer: Explorer, token: str, port: int) -> Guard:
 
     def image(request: Request) -> Response:
         ref = explorer.ref(request.path_params["set"], request.path_params["id"])
-        wanted = _int(request, "side", 96)
+        wanted = _int(request.query_params, "side", 96)
         side = next((side for side in SIDES if side >= wanted), SIDES[-1])
         data, kind = explorer.thumbnail(ref, side)
         caching = "no-store" if ref.set == "queries" else "private, max-age=3600"
@@ -93,66 +95,63 @@ def build_app(explorer: Explorer, token: str, port: int) -> Guard:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
-    def state(request: Request) -> Any:
-        return browse.state(explorer)
-
-    def jobs(request: Request) -> Any:
-        return explorer.jobs.running()
+    def reader(read: Read) -> Callable[[Request], Any]:
+        return lambda request: read(request.query_params)
 
     routes = [
         Route("/", asset),
         Route("/assets/{name}", asset),
         Route("/image/{set}/{id}", _endpoint(image)),
-        Route("/api/state", _endpoint(state)),
-        Route("/api/jobs", _endpoint(jobs)),
         Route("/api/query", _endpoint(upload), methods=["POST"]),
         Route("/api/box", _endpoint(box), methods=["POST"]),
         Route("/api/export", _endpoint(export), methods=["POST"]),
         Route("/api/events", _endpoint(events)),
-        *(Route(f"/api/{name}", _endpoint(function)) for name, function in readers(explorer).items()),
+        *(Route(f"/api/{name}", _endpoint(reader(read))) for name, read in readers(explorer).items()),
     ]
-    app = Starlette(routes=routes)
-    return Guard(app, token, port)
+    return Guard(Starlette(routes=routes), token, port)
 
 
-def readers(explorer: Explorer) -> dict[str, Get]:
-    """Return the read-only endpoints by name: JSON values, or float32 arrays as bytes."""
+def readers(explorer: Explorer) -> dict[str, Read]:
+    """Return the read-only endpoints by name: JSON values or arrays. The static folder has the same ones."""
 
-    def opened(request: Request) -> Any:
-        return explorer.opened(request.query_params.get("run", "a"))
+    def opened(r: Mapping[str, str]) -> OpenedRun:
+        return explorer.opened(r.get("run", "a"))
 
-    def ref(request: Request) -> Any:
-        return explorer.ref(request.query_params.get("set", "images"), request.query_params.get("id", ""))
+    def ref(r: Mapping[str, str]) -> ImageRef:
+        return explorer.ref(r.get("set", "images"), r.get("id", ""))
 
-    def text(request: Request, name: str, default: str) -> str:
-        return request.query_params.get(name, default)
+    def layout(r: Mapping[str, str]) -> Any:
+        return r.get("layout", "pca")
 
-    def read_views(request: Request) -> Any:
-        run = opened(request)
+    def pair(r: Mapping[str, str]) -> tuple[str, str]:
+        return r.get("one", "a"), r.get("other", compare.default_other(explorer))
+
+    def read_neighbors(r: Mapping[str, str]) -> Any:
+        run = opened(r)
+        space: Any = r.get("space", run.spaces[0])
+        gallery = r.get("gallery", "images")
+        return neighbors.neighbors(explorer, run, ref(r), gallery=gallery, space=space, k=_int(r, "k", 24))
+
+    def read_views(r: Mapping[str, str]) -> Any:
+        run = opened(r)
         return views.views(
-            explorer, run, ref(request), seed=_int(request, "seed", run.seed), epoch=_int(request, "epoch", 0),
-            count=_int(request, "count", 6), changes=views.parse_changes(dict(request.query_params)),
+            explorer, run, ref(r), seed=_int(r, "seed", run.seed), epoch=_int(r, "epoch", 0),
+            count=_int(r, "count", 6), changes=views.parse_changes(r),
         )  # fmt: skip
 
-    def other(request: Request) -> str:
-        return text(request, "other", compare.default_other(explorer))
-
     return {
+        "state": lambda r: browse.state(explorer),
+        "jobs": lambda r: explorer.jobs.running(),
         "images": lambda r: browse.page(
-            explorer, text(r, "set", "images"), offset=_int(r, "offset", 0), limit=_int(r, "limit", browse.PAGE),
-            label=text(r, "label", ""), text=text(r, "text", ""), shuffle=text(r, "shuffle", "") == "1",
+            explorer, r.get("set", "images"), offset=_int(r, "offset", 0), limit=_int(r, "limit", browse.PAGE),
+            label=r.get("label", ""), text=r.get("text", ""), shuffle=r.get("shuffle", "") == "1",
         ),
-        "neighbors": lambda r: neighbors.neighbors(
-            explorer, opened(r), ref(r), gallery=text(r, "gallery", "images"),
-            space=text(r, "space", opened(r).spaces[0]), k=_int(r, "k", 24),  # type: ignore[arg-type]
-        ),
+        "neighbors": read_neighbors,
         "map": lambda r: map.describe(explorer, opened(r)),
         "map/ids": lambda r: map.ids(explorer, opened(r)),
-        "map/points": lambda r: map.layout(explorer, opened(r), text(r, "layout", "pca")).points,  # type: ignore[arg-type]
-        "map/values": lambda r: map.values(
-            explorer, opened(r), text(r, "mode", "class"), text(r, "layout", "pca")  # type: ignore[arg-type]
-        ),
-        "map/fidelity": lambda r: map.fidelity(explorer, opened(r), text(r, "layout", "pca")),  # type: ignore[arg-type]
+        "map/points": lambda r: map.layout(explorer, opened(r), layout(r)).points,
+        "map/values": lambda r: map.values(explorer, opened(r), r.get("mode", "class"), layout(r)),
+        "map/fidelity": lambda r: map.fidelity(explorer, opened(r), layout(r)),
         "map/neighbors": lambda r: map.true_neighbors(explorer, opened(r), _int(r, "row", -1)),
         "run": lambda r: training.summary(opened(r)),
         "run/spectrum": lambda r: training.spectrum(explorer, opened(r)),
@@ -162,9 +161,9 @@ def readers(explorer: Explorer) -> dict[str, Get]:
         "time/history": lambda r: timeline.history(explorer, opened(r), _int(r, "id", -1)),
         "compare/encoders": lambda r: compare.encoders(explorer),
         "compare": lambda r: compare.compare(
-            explorer, text(r, "one", "a"), other(r), limit=_int(r, "limit", 60), offset=_int(r, "offset", 0)
+            explorer, *pair(r), limit=_int(r, "limit", 60), offset=_int(r, "offset", 0)
         ),
-        "compare/pair": lambda r: compare.pair(explorer, text(r, "one", "a"), other(r), _int(r, "id", -1)),
+        "compare/pair": lambda r: compare.pair(explorer, *pair(r), _int(r, "id", -1)),
         "views/settings": lambda r: views.settings(opened(r)),
         "views": read_views,
         "curate/duplicates": lambda r: curate.duplicates(explorer, opened(r)),
@@ -200,12 +199,11 @@ def _endpoint(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
     return endpoint
 
 
-def _int(request: Request, name: str, default: int) -> int:
-    value = request.query_params.get(name)
+def _int(params: Mapping[str, str], name: str, default: int) -> int:
     try:
-        return default if value is None else int(value)
+        return int(params.get(name, default))
     except ValueError:
-        raise UserError(f"{name} is {value!r}; give a whole number") from None
+        raise UserError(f"{name} is {params[name]!r}; give a whole number") from None
 
 
 async def _body(request: Request, limit: int) -> bytes:

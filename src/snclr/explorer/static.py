@@ -10,10 +10,11 @@ import base64
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -23,9 +24,9 @@ from snclr.evaluation.state import raise_if_stop_requested
 from snclr.explorer.jobs import Pending
 from snclr.explorer.opened import Explorer, ImageRef, encode_image
 from snclr.explorer.results import ExploreResult
-from snclr.explorer.run_data import ImageSet, OpenedRun, sample_ids, subset
-from snclr.explorer.screens import browse, compare, curate, map, neighbors, timeline, training, views
-from snclr.explorer.server import asset_files
+from snclr.explorer.run_data import ImageSet, sample_ids, subset
+from snclr.explorer.screens import browse, compare
+from snclr.explorer.server import Read, asset_files, readers
 from snclr.io.atomic import write_atomic
 from snclr.runtime.progress import Progress
 
@@ -62,12 +63,13 @@ def write_static(explorer: Explorer, folder: Path, *, images: int = 1_000, quiet
     written = _Folder(folder)
     (folder / MARKER).write_text("written by snclr explore --static\n")
     with Progress("static page", total=None, unit="parts", quiet=quiet) as progress:
-        for name, entries in _values(explorer):
+        read = {name: partial(_finished, explorer, reader) for name, reader in _readers(explorer).items()}
+        for chunk, requests in _requests(explorer, read):
             values = {}
-            for key, compute in entries:
-                values[key] = _finished(explorer, compute)
+            for name, params in requests:
+                values[_key(name, params)] = read[name](params)
                 progress.update(1)
-            written.chunk(name, values)
+            written.chunk(chunk, values)
         for name in explorer.sets:
             _write_images(explorer, name, written)
     files = asset_files()
@@ -106,15 +108,15 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True).replace("<", "\\u003c")
 
 
-def _finished(explorer: Explorer, compute: Callable[[], Any]) -> Any:
-    """Return a value when its background jobs are done; an error is a value too, as the page shows it.
+def _finished(explorer: Explorer, read: Read, params: dict[str, Any]) -> Any:
+    """Return the value of a request when its jobs are done; an error is a value too, as the page shows it.
 
     Raise StopRequested after a stop signal.
     """
     while True:
         raise_if_stop_requested(explorer.run.session.stop)
         try:
-            value = compute()
+            value = read({name: str(given) for name, given in params.items()})
         except Pending as pending:
             pending.job.finished.wait(0.5)
             time.sleep(0.01)
@@ -126,111 +128,82 @@ def _finished(explorer: Explorer, compute: Callable[[], Any]) -> Any:
         return value
 
 
-Entries = list[tuple[str, Callable[[], Any]]]
+Request = tuple[str, dict[str, Any]]
+"""Name and parameters of an endpoint."""
 
 
-def _key(name: str, **params: Any) -> str:
+def _key(name: str, params: dict[str, Any]) -> str:
     """Return the key of a request, as assets/api.js builds it."""
-    from urllib.parse import quote
-
-    used = sorted((k, v) for k, v in params.items() if v is not None and v != "")
-    return name + "?" + "&".join(f"{quote(str(k), safe='')}={quote(str(v), safe='')}" for k, v in used)
+    used = sorted((k, v) for k, v in params.items() if v != "")
+    return name + "?" + "&".join(f"{k}={quote(str(v), safe='')}" for k, v in used)
 
 
-def _values(explorer: Explorer) -> Iterator[tuple[str, Entries]]:
-    """Yield the chunks: name, and the key and computation of each value."""
-    ids = range(len(explorer.images.dataset))
-    yield "state", [(_key("state"), partial(_state, explorer))]
-    yield "browse", list(_browse(explorer))
+def _readers(explorer: Explorer) -> dict[str, Read]:
+    """Return the endpoints of the server; two of them offer only what the folder has."""
+    known = compare.encoders(explorer)
+    others = [each for each in known[1:] if not each["name"].startswith("step-")] + known[1:][-3:-1]
+    encoders = list({each["name"]: each for each in [known[0], *others]}.values())
+
+    def state(params: Mapping[str, str]) -> dict[str, Any]:
+        state = browse.state(explorer)
+        for run in state["runs"]:
+            run["galleries"] = [gallery for gallery in run["galleries"] if gallery["name"] == "images"]
+        return {**state, "static": True}
+
+    return {**readers(explorer), "state": state, "compare/encoders": lambda params: encoders}
+
+
+def _requests(
+    explorer: Explorer, read: Mapping[str, Callable[[dict[str, Any]], Any]]
+) -> Iterator[tuple[str, list[Request]]]:
+    """Yield the chunks: name, and the requests whose values it has."""
+    ids, one = range(len(explorer.images.dataset)), {"run": "a"}
+    yield "state", [("state", {})]
+    yield "browse", list(_pages(explorer))
     for run in [run for run in (explorer.run, explorer.other) if run is not None]:
         for space in run.spaces:
+            shown = {"run": run.name, "set": "images", "gallery": "images", "space": space, "k": NEIGHBORS}
             for start in range(0, len(ids), _CHUNK):
-                name = f"neighbors-{run.name}-{space}-{start // _CHUNK}"
-                yield name, [_neighbors(explorer, run, space, index) for index in ids[start : start + _CHUNK]]
-        yield f"map-{run.name}", list(_map(explorer, run))
-        curves = (_key("run", run=run.name), partial(training.summary, run))
-        yield (
-            f"run-{run.name}",
-            [curves, (_key("run/spectrum", run=run.name), partial(training.spectrum, explorer, run))],
-        )
-    run = explorer.run
-    histories = [(_key("time/history", run="a", id=i), partial(timeline.history, explorer, run, i)) for i in ids]
-    parts = {"time": timeline.timeline, "time/ids": timeline.ids, "time/maps": timeline.maps}
-    yield "time", [*((_key(name, run="a"), partial(part, explorer, run)) for name, part in parts.items()), *histories]
-    yield "compare", list(_compare(explorer))
-    shown: Entries = [(_key("views/settings", run="a"), partial(views.settings, run))]
-    for index in ids[:_VIEWS]:
-        key = _key("views", run="a", set="images", id=index, epoch=0, count=6)
-        shown.append((key, partial(views.views, explorer, run, ImageRef("images", index), seed=run.seed, epoch=0)))
-    yield "views", shown
-    finders = {
-        "duplicates": curate.duplicates, "leaks": curate.leaking, "outliers": curate.outliers,
-        "labels": curate.suspects, "diverse": curate.diverse,
-    }  # fmt: skip
-    yield "curate", [(_key(f"curate/{name}", run="a"), partial(find, explorer, run)) for name, find in finders.items()]
+                chunk = [("neighbors", {**shown, "id": index}) for index in ids[start : start + _CHUNK]]
+                yield f"neighbors-{run.name}-{space}-{start // _CHUNK}", chunk
+        yield f"map-{run.name}", list(_map(run.name, read["map"]({"run": run.name})))
+        yield f"run-{run.name}", [("run", {"run": run.name}), ("run/spectrum", {"run": run.name})]
+    histories = [("time/history", {**one, "id": index}) for index in ids]
+    yield "time", [("time", one), ("time/ids", one), ("time/maps", one), *histories]
+    compared: list[Request] = [("compare/encoders", {})]
+    for other in [each["name"] for each in read["compare/encoders"]({})[1:]]:
+        compared.append(("compare", {"one": "a", "other": other, "limit": 60, "offset": 0}))
+        compared += [("compare/pair", {"one": "a", "other": other, "id": index}) for index in ids]
+    yield "compare", compared
+    views = [("views", {**one, "set": "images", "id": index, "epoch": 0, "count": 6}) for index in ids[:_VIEWS]]
+    yield "views", [("views/settings", one), *views]
+    yield "curate", [(f"curate/{name}", one) for name in ("duplicates", "leaks", "outliers", "labels", "diverse")]
 
 
-def _state(explorer: Explorer) -> dict[str, Any]:
-    state = browse.state(explorer)
-    for run in state["runs"]:
-        run["galleries"] = [gallery for gallery in run["galleries"] if gallery["name"] == "images"]
-    return {**state, "static": True}
-
-
-def _browse(explorer: Explorer) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _pages(explorer: Explorer) -> Iterator[Request]:
     """Yield the pages of the image browser: all images and each class, mixed and by name."""
     for label in ["", *(explorer.images.classes or [])]:
+        total = browse.page(explorer, "images", label=label)["total"]
         for shuffle in ("1", ""):
-            total = browse.page(explorer, "images", label=label)["total"]
             for offset in range(0, max(1, total), browse.PAGE):
-                key = _key("images", set="images", offset=offset, limit=browse.PAGE, label=label, shuffle=shuffle)
-                yield key, partial(browse.page, explorer, "images", offset=offset, label=label, shuffle=shuffle == "1")
+                page = {"set": "images", "offset": offset, "limit": browse.PAGE, "label": label, "shuffle": shuffle}
+                yield "images", page
 
 
-def _neighbors(explorer: Explorer, run: OpenedRun, space: Any, index: int) -> tuple[str, Callable[[], Any]]:
-    key = _key("neighbors", run=run.name, set="images", id=index, gallery="images", space=space, k=NEIGHBORS)
-    ref = ImageRef("images", index)
-    return key, partial(neighbors.neighbors, explorer, run, ref, space=space, k=NEIGHBORS)
-
-
-def _map(explorer: Explorer, run: OpenedRun) -> Iterator[tuple[str, Callable[[], Any]]]:
-    described = _finished(explorer, partial(map.describe, explorer, run))
-    yield _key("map", run=run.name), lambda: described
+def _map(run: str, described: dict[str, Any]) -> Iterator[Request]:
+    yield "map", {"run": run}
     if "error" in described:
         return
-    yield _key("map/ids", run=run.name), partial(map.ids, explorer, run)
+    yield "map/ids", {"run": run}
     for layout in described["layouts"]:
-        yield _key("map/points", layout=layout, run=run.name), partial(_points, explorer, run, layout)
-        yield _key("map/fidelity", layout=layout, run=run.name), partial(map.fidelity, explorer, run, layout)
-        yield (
-            _key("map/values", mode="kept", layout=layout, run=run.name),
-            partial(map.values, explorer, run, "kept", layout),
-        )
+        yield "map/points", {"layout": layout, "run": run}
+        yield "map/fidelity", {"layout": layout, "run": run}
+        yield "map/values", {"mode": "kept", "layout": layout, "run": run}
     for mode in described["modes"]:
         if mode["name"] != "kept":
-            yield _key("map/values", mode=mode["name"], run=run.name), partial(map.values, explorer, run, mode["name"])
+            yield "map/values", {"mode": mode["name"], "run": run}
     for row in range(described["count"]):
-        yield _key("map/neighbors", row=row, run=run.name), partial(map.true_neighbors, explorer, run, row)
-
-
-def _points(explorer: Explorer, run: OpenedRun, layout: Any) -> Any:
-    return map.layout(explorer, run, layout).points
-
-
-def _compare(explorer: Explorer) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the comparison of the run with each other encoder."""
-    known = compare.encoders(explorer)
-    shown = [known[0], *(each for each in known[1:] if not each["name"].startswith("step-")), *known[1:][-3:-1]]
-    shown = list({each["name"]: each for each in shown}.values())
-    yield _key("compare/encoders"), lambda: shown
-    for other in [each["name"] for each in shown[1:]]:
-        key = _key("compare", one="a", other=other, limit=60, offset=0)
-        yield key, partial(compare.compare, explorer, "a", other)
-        for index in range(len(explorer.images.dataset)):
-            yield (
-                _key("compare/pair", one="a", other=other, id=index),
-                partial(compare.pair, explorer, "a", other, index),
-            )
+        yield "map/neighbors", {"row": row, "run": run}
 
 
 def _write_images(explorer: Explorer, set_name: str, written: _Folder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from snclr.checkpoint.run_dir import RunDir
@@ -44,8 +45,13 @@ def read_state(run: RunDir, sessions: Sequence[Mapping[str, Any]], records: Sequ
 
 def _last_step(run: RunDir, records: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the step of the newest checkpoint, where a resume continues; without one, the last logged step."""
-    saved = [int(path.name[5:15]) for path in run.checkpoints.glob("step-" + "[0-9]" * 10)]
+    saved = saved_checkpoints(run)
     return max(saved) if saved else int(records[-1]["step"]) if records else None
+
+
+def saved_checkpoints(run: RunDir) -> dict[int, Path]:
+    """Return the checkpoints of a run, intact or damaged, by step."""
+    return {int(path.name[5:]): path for path in run.checkpoints.glob("step-" + "[0-9]" * 10)}
 
 
 def read_alerts(run: RunDir, records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
-from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, purity
+from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap
 from snclr.explorer.jobs import Job
 from snclr.explorer.opened import COMPARED, SAMPLE, Explorer, ImageRef
-from snclr.explorer.screens.timeline import kept_steps, need_step_graph
+from snclr.explorer.screens.timeline import kept_steps, mean_purity, step_graph
 
 K = 10
 _PIXEL_SIDE = 16
@@ -41,12 +40,11 @@ def encoders(explorer: Explorer) -> list[dict[str, str]]:
 
 def default_other(explorer: Explorer) -> str:
     """Return the encoder to compare with at first."""
-    names = [each["name"] for each in encoders(explorer)]
-    return names[1]
+    return encoders(explorer)[1]["name"]
 
 
-def _job(explorer: Explorer, name: str, count: int) -> tuple[str, str, Callable[[Job], Side]]:
-    """Return the job that finds the neighbors among `count` images by one encoder."""
+def _side(explorer: Explorer, name: str, count: int) -> Side:
+    """Return the neighbors among `count` images by one encoder, or raise Pending."""
     titles = {each["name"]: each["title"] for each in encoders(explorer)}
     if name not in titles:
         raise UserError(f"there is no encoder {name!r} to compare; choose from {', '.join(titles)}")
@@ -54,17 +52,17 @@ def _job(explorer: Explorer, name: str, count: int) -> tuple[str, str, Callable[
     def compute(job: Job) -> Side:
         sample = explorer.sample(count)
         if name.startswith("step-"):
-            found = need_step_graph(explorer, explorer.run, int(name.removeprefix("step-")))
+            found = step_graph(explorer, explorer.run, int(name.removeprefix("step-")))
             return Side(found.ids, Graph(found.graph.cosine[:, :K], found.graph.index[:, :K]))
         if name == "pixels":
             ids, features = _pixels(explorer, sample, job)
         else:
-            matrix = explorer.need_features(explorer.opened(name), "encoder")
+            matrix = explorer.features(explorer.opened(name), "encoder")
             rows = torch.tensor([r for i in sample.tolist() if (r := matrix.row_of.get(i)) is not None])
             ids, features = matrix.ids[rows], matrix.features[rows]
         return Side(ids, neighbor_graph(features, K, job.report))
 
-    return f"compare/{name}/{count}", f"neighbors by {titles[name]}", compute
+    return explorer.jobs.get(f"compare/{name}/{count}", f"neighbors by {titles[name]}", compute)
 
 
 def _pixels(explorer: Explorer, sample: Tensor, job: Job) -> tuple[Tensor, Tensor]:
@@ -89,21 +87,13 @@ def compare(explorer: Explorer, one: str, other: str, *, limit: int = 60, offset
     order = shared.argsort(stable=True)
     labels = explorer.labels(ids)
     counts = torch.bincount((shared * a.index.shape[1]).round().long(), minlength=a.index.shape[1] + 1)
-
-    def mean_purity(index: Tensor) -> float | None:
-        if labels is None:
-            return None
-        values = purity(index, labels)
-        values = values[~values.isnan()]
-        return float(values.mean()) if len(values) else None
-
     return {
         "k": a.index.shape[1],
         "count": len(ids),
         "total": len(explorer.images.dataset),
         "overlap": float(shared.mean()),
         "histogram": counts.tolist(),
-        "purity": [mean_purity(a.index), mean_purity(b.index)],
+        "purity": [mean_purity(a.index, labels), mean_purity(b.index, labels)],
         "images": [
             {**explorer.describe(ImageRef("images", int(ids[row]))), "overlap": float(shared[row])}
             for row in order[offset : offset + limit].tolist()
@@ -134,7 +124,7 @@ def pair(explorer: Explorer, one: str, other: str, index: int) -> dict[str, Any]
 def _sides(explorer: Explorer, one: str, other: str) -> tuple[Graph, Graph, Tensor]:
     """Return both graphs over the same images; an image that one encoder could not read is an error of the data."""
     count = COMPARED if {one, other} <= {"a", "b"} else SAMPLE
-    a, b = (explorer.jobs.get(*_job(explorer, name, count)) for name in (one, other))
+    a, b = (_side(explorer, name, count) for name in (one, other))
     if not torch.equal(a.ids, b.ids):
         raise UserError("the two encoders could not read the same images; remove the bad images first")
     return a.graph, b.graph, a.ids

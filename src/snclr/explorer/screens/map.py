@@ -23,8 +23,9 @@ from snclr.evaluation.analysis.layout import (
     umap_layout,
 )
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import GRAPH_K, Explorer
+from snclr.explorer.opened import Explorer
 from snclr.explorer.run_data import OpenedRun
+from snclr.explorer.screens.timeline import step_graph
 
 Array = npt.NDArray[np.float32]
 LayoutName = Literal["pca", "umap"]
@@ -37,22 +38,22 @@ _CLUSTER_POINTS = 20_000  # rows that the cluster centers are fitted on
 def describe(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return what the screen offers: number of points, layouts and color modes. Raise Pending before features exist."""
     features = explorer.features(run, "encoder")
-    modes = [("cluster", "Cluster"), ("purity", "Neighbor purity"), ("reciprocity", "Mutual neighbors")]
-    modes += [("hubness", "Hubness"), ("loss", "Loss"), ("change", "Change since the checkpoint before")]
-    modes += [("kept", "Kept by the map")]
-    if explorer.images.classes is None:
-        modes = [mode for mode in modes if mode[0] != "purity"]
-    else:
-        modes.insert(0, ("class", "Class"))
-    if run.criterion is None:
-        modes = [mode for mode in modes if mode[0] != "loss"]
-    if len(run.kept_encoders()) < 2:
-        modes = [mode for mode in modes if mode[0] != "change"]
+    labeled = explorer.images.classes is not None
+    modes = [
+        ("class", "Class", labeled),
+        ("cluster", "Cluster", True),
+        ("purity", "Neighbor purity", labeled),
+        ("reciprocity", "Mutual neighbors", True),
+        ("hubness", "Hubness", True),
+        ("loss", "Loss", run.criterion is not None),
+        ("change", "Change since the checkpoint before", len(run.kept_encoders()) > 1),
+        ("kept", "Kept by the map", True),
+    ]
     return {
         "count": len(features.ids),
         "classes": explorer.images.classes,
         "layouts": ["pca", "umap"] if umap_installed() else ["pca"],
-        "modes": [{"name": name, "title": title} for name, title in modes],
+        "modes": [{"name": name, "title": title} for name, title, offered in modes if offered],
         "umap_missing": not umap_installed(),
     }
 
@@ -65,21 +66,14 @@ def ids(explorer: Explorer, run: OpenedRun) -> Array:
 def layout(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Layout:
     """Return a layout, or raise Pending."""
     if name == "pca":
-        return explorer.jobs.get(*_pca_job(explorer, run))
+        return explorer.jobs.get(f"pca/{run.name}", "PCA", lambda job: pca(explorer.features(run, "encoder").features))
     if name != "umap":
         raise UserError(f"there is no layout {name!r}; choose pca or umap")
     if not umap_installed():
         raise UserError("UMAP needs umap-learn: pip install 'snclr[explore]'")
-    return explorer.jobs.get(*_umap_job(explorer, run), lane="slow")
 
-
-def _pca_job(explorer: Explorer, run: OpenedRun) -> tuple[str, str, Callable[[Job], Layout]]:
-    return f"pca/{run.name}", "PCA", lambda job: pca(explorer.need_features(run, "encoder").features)
-
-
-def _umap_job(explorer: Explorer, run: OpenedRun) -> tuple[str, str, Callable[[Job], Layout]]:
     def compute(job: Job) -> Layout:
-        features, graph = explorer.need_features(run, "encoder").features, explorer.need_graph(run)
+        features, graph = explorer.features(run, "encoder").features, explorer.graph(run)
         # umap reports no progress; the time is estimated from the number of images, and the bar waits at 95 %.
         expected, start = 12 + len(features) / 350, time.monotonic()
 
@@ -88,7 +82,8 @@ def _umap_job(explorer: Explorer, run: OpenedRun) -> tuple[str, str, Callable[[J
 
         return umap_layout(features, graph, tick=tick)
 
-    return f"umap/{run.name}", f"UMAP of {len(explorer.images.dataset):,} images", compute
+    title = f"UMAP of {len(explorer.images.dataset):,} images"
+    return explorer.jobs.get(f"umap/{run.name}", title, compute, lane="slow")
 
 
 def fidelity(explorer: Explorer, run: OpenedRun, name: LayoutName) -> dict[str, Any]:
@@ -96,8 +91,8 @@ def fidelity(explorer: Explorer, run: OpenedRun, name: LayoutName) -> dict[str, 
     kept = values(explorer, run, "kept", name)
 
     def compute(job: Job) -> float:
-        features = explorer.need_features(run, "encoder").features
-        points = _need_layout(explorer, run, name).points
+        features = explorer.features(run, "encoder").features
+        points = layout(explorer, run, name).points
         rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:_TRUST_SAMPLE]
         k = min(FIDELITY_K, (2 * len(features) - 2) // 3 - 1)
         return float(trustworthiness(features, points, k, rows).mean()) if k > 0 else float("nan")
@@ -112,11 +107,6 @@ def fidelity(explorer: Explorer, run: OpenedRun, name: LayoutName) -> dict[str, 
     }
 
 
-def _need_layout(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Layout:
-    job = _pca_job(explorer, run) if name == "pca" else _umap_job(explorer, run)
-    return explorer.jobs.need(*job)
-
-
 def values(explorer: Explorer, run: OpenedRun, mode: str, name: LayoutName = "pca") -> Array:
     """Return one value per image (n,), NaN if unknown: class and cluster are numbers, all others a quantity."""
     features = explorer.features(run, "encoder")
@@ -128,8 +118,8 @@ def values(explorer: Explorer, run: OpenedRun, mode: str, name: LayoutName = "pc
     jobs: dict[str, tuple[str, Callable[[Job], Tensor]]] = {
         "cluster": ("clusters", lambda job: _clusters(features.features, explorer)),
         "purity": ("neighbor purity", lambda job: _purity(explorer, run)),
-        "reciprocity": ("mutual neighbors", lambda job: reciprocity(explorer.need_graph(run).index)),
-        "hubness": ("hubness", lambda job: hubness(explorer.need_graph(run).index).float()),
+        "reciprocity": ("mutual neighbors", lambda job: reciprocity(explorer.graph(run).index)),
+        "hubness": ("hubness", lambda job: hubness(explorer.graph(run).index).float()),
         "loss": ("loss of each image", lambda job: _losses(explorer, run, job)),
         "change": ("change between checkpoints", lambda job: _change(explorer, run)),
         "kept": ("neighbors kept by the map", lambda job: _kept(explorer, run, name)),
@@ -153,40 +143,36 @@ def true_neighbors(explorer: Explorer, run: OpenedRun, row: int) -> list[int]:
 
 
 def _purity(explorer: Explorer, run: OpenedRun) -> Tensor:
-    labels = explorer.labels(explorer.need_features(run, "encoder").ids)
+    labels = explorer.labels(explorer.features(run, "encoder").ids)
     if labels is None:
         raise UserError("purity needs labels")
-    return purity(explorer.need_graph(run).index, labels)
+    return purity(explorer.graph(run).index, labels)
 
 
 def _losses(explorer: Explorer, run: OpenedRun, job: Job) -> Tensor:
     """Return the loss of each point; NaN for images without projections."""
-    y2, y1, search = (explorer.need_features(run, network) for network in ("y2", "y1", run.search_network))
-    losses = run.losses(y1, y2, search, job.report)
-    shown = explorer.need_features(run, "encoder").ids
-    result = torch.full((len(explorer.images.dataset),), torch.nan)
-    result[y2.ids] = losses
-    return result[shown]
+    y2, y1, search = (explorer.features(run, network) for network in ("y2", "y1", run.search_network))
+    return _of_points(explorer, run, y2.ids, run.losses(y1, y2, search, job.report))
 
 
 def _change(explorer: Explorer, run: OpenedRun) -> Tensor:
     """Return 1 − overlap@k with the neighbors of the kept encoder before the last, on the sampled images."""
-    from snclr.explorer.screens.timeline import need_step_graph
-
     steps = [step for step, _ in run.kept_encoders()]
     if len(steps) < 2:
         raise UserError("change needs two kept checkpoints; train with --keep-encoders 12")
-    before, after = (need_step_graph(explorer, run, step) for step in steps[-2:])
-    changed = 1 - overlap(after.graph.index, before.graph.index)
+    before, after = (step_graph(explorer, run, step) for step in steps[-2:])
+    return _of_points(explorer, run, after.ids, 1 - overlap(after.graph.index, before.graph.index))
+
+
+def _of_points(explorer: Explorer, run: OpenedRun, ids: Tensor, values: Tensor) -> Tensor:
+    """Return the value of each point; `values` (m,) are those of the images `ids` (m,), other points have NaN."""
     result = torch.full((len(explorer.images.dataset),), torch.nan)
-    result[after.ids] = changed
-    return result[explorer.need_features(run, "encoder").ids]
+    result[ids] = values
+    return result[explorer.features(run, "encoder").ids]
 
 
 def _kept(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Tensor:
-    points = _need_layout(explorer, run, name).points
-    index = explorer.need_graph(run).index[:, : min(FIDELITY_K, GRAPH_K)]
-    return kept_neighbors(index, points)
+    return kept_neighbors(explorer.graph(run).index[:, :FIDELITY_K], layout(explorer, run, name).points)
 
 
 def _clusters(features: Tensor, explorer: Explorer) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.gallery import Gallery
+from snclr.evaluation.retrieval.space import weigh_by_cosine
 from snclr.explorer.opened import Explorer, ImageRef
 from snclr.explorer.run_data import Matrix, Network, OpenedRun, Space
 from snclr.methods.common import kernels
@@ -52,7 +53,8 @@ def neighbors(
     terms, loss, note = _loss_terms(explorer, run, ref, gallery, own_id)
     found = []
     query_label = explorer.describe(ref)["label"]
-    weights = None if terms else run.weigh(unit, candidates.features[positions][None])[0].tolist()
+    near = candidates.features[positions][None]
+    weights = None if terms else weigh_by_cosine(unit, near, torch.ones(near.shape[:2], dtype=torch.bool))[0].tolist()
     by_id: dict[int, list[dict[str, float]]] = {}
     for term in terms[1:]:
         by_id.setdefault(int(term["id"]), []).append(term)
@@ -92,14 +94,13 @@ def neighbors(
 def query_features(explorer: Explorer, run: OpenedRun, network: Network, ref: ImageRef) -> Tensor:
     """Return the raw features (1, D) of a query: from the features of its set, or by encoding it."""
     if ref.set != "queries":
-        key = f"features/{run.name}/{network}/{ref.set}"
         matrix: Matrix = explorer.features(run, network, ref.set)
         row = matrix.row_of.get(ref.index)
         if row is None:
-            raise UserError(f"{explorer.title(ref)} could not be read, so it has no features ({key})")
+            raise UserError(f"{explorer.title(ref)} could not be read, so it has no features")
         raw = matrix.raw if matrix.raw is not None else matrix.features
         return raw[row : row + 1]
-    return run.encode(network, explorer.load(ref))
+    return run.encode(network, run.center_view(explorer.load(ref)))
 
 
 def _gallery(explorer: Explorer, run: OpenedRun, gallery: str, space: Space) -> tuple[Matrix, str]:

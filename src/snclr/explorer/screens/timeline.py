@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from snclr.evaluation.analysis.layout import Points, align, pca
 from snclr.explorer.jobs import Job
 from snclr.explorer.opened import Explorer, ImageRef
 from snclr.explorer.run_data import Matrix, OpenedRun
+from snclr.train.metrics import read_metrics
 
 K = 15
 MAX_STEPS = 24
@@ -37,12 +38,8 @@ def kept_steps(run: OpenedRun) -> list[int]:
     return [steps[i] for i in chosen]
 
 
-def need_step_graph(explorer: Explorer, run: OpenedRun, step: int) -> StepGraph:
-    """Return the neighbors by a kept encoder, inside a job."""
-    return explorer.jobs.need(*_step_job(explorer, run, step))
-
-
-def _step_job(explorer: Explorer, run: OpenedRun, step: int) -> tuple[str, str, Callable[[Job], StepGraph]]:
+def step_graph(explorer: Explorer, run: OpenedRun, step: int) -> StepGraph:
+    """Return the neighbors by a kept encoder, or raise Pending."""
     paths = dict(run.kept_encoders())
     if step not in paths:
         raise UserError(f"the run keeps no checkpoint of step {step}")
@@ -52,38 +49,43 @@ def _step_job(explorer: Explorer, run: OpenedRun, step: int) -> tuple[str, str, 
         matrix: Matrix = run.kept_features(step, paths[step], explorer.sampled(), job.report)
         return StepGraph(sample[matrix.ids], neighbor_graph(matrix.features, K), matrix.features)
 
-    return f"step/{run.name}/{step}", f"features of the encoder at step {step:,}", compute
+    return explorer.jobs.get(f"step/{run.name}/{step}", f"features of the encoder at step {step:,}", compute)
+
+
+def step_graphs(explorer: Explorer, run: OpenedRun) -> dict[int, StepGraph]:
+    """Return the neighbors by each kept encoder, by step, or raise Pending."""
+    steps = kept_steps(run)
+    if not steps:
+        raise UserError("the run keeps no checkpoints; an encoder alone has no time axis")
+    return {step: step_graph(explorer, run, step) for step in steps}
+
+
+def mean_purity(index: Tensor, labels: Tensor | None) -> float | None:
+    """Return the mean neighbor purity of a graph (n, k), or None if no class is known."""
+    mean = None if labels is None else float(purity(index, labels).nanmean())
+    return None if mean is None or math.isnan(mean) else mean
 
 
 def timeline(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return the kept steps with the quality of their neighbors, or raise Pending."""
-    steps = kept_steps(run)
-    if not steps:
-        raise UserError("the run keeps no checkpoints; an encoder alone has no time axis")
-
-    def compute(job: Job) -> list[StepGraph]:
-        return [need_step_graph(explorer, run, step) for step in steps]
-
-    for step in steps:  # one job each, so that the page shows which is computed
-        explorer.jobs.get(*_step_job(explorer, run, step))
-    graphs: list[StepGraph] = explorer.jobs.get(f"timeline/{run.name}", "aligned maps", compute)
-    labels = explorer.labels(graphs[-1].ids)
-    rows = []
-    for number, (step, found) in enumerate(zip(steps, graphs, strict=True)):
-        before = graphs[number - 1].graph.index if number else None
-        of_class = None if labels is None else purity(found.graph.index, labels)
-        known = None if of_class is None else of_class[~of_class.isnan()]
+    graphs = step_graphs(explorer, run)
+    ids = next(reversed(graphs.values())).ids
+    labels = explorer.labels(ids)
+    rows: list[dict[str, Any]] = []
+    before: Tensor | None = None
+    for step, found in graphs.items():
         rows.append(
             {
                 "step": step,
-                "purity": None if known is None or not len(known) else float(known.mean()),
+                "purity": mean_purity(found.graph.index, labels),
                 "kept": None if before is None else float(overlap(found.graph.index, before).mean()),
                 "cosine": float(found.graph.cosine.mean()),
             }
         )
+        before = found.graph.index
     return {
         "steps": rows,
-        "count": len(graphs[-1].ids),
+        "count": len(ids),
         "total": len(explorer.images.dataset),
         "k": K,
         "classes": explorer.images.classes,
@@ -93,42 +95,39 @@ def timeline(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
 
 def steps_per_epoch(run: OpenedRun) -> float | None:
     """Return the number of steps in an epoch, from the metrics."""
-    last = next((r for r in reversed(run.metrics()) if r.get("epoch")), None)
+    last = next((r for r in reversed(read_metrics(run.path)) if r.get("epoch")), None)
     return None if last is None else float(last["step"]) / float(last["epoch"])
 
 
 def maps(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
     """Return the aligned PCA maps (steps, m, 2): each is rotated and scaled to the next, from the last back."""
 
+    graphs = step_graphs(explorer, run)
+
     def compute(job: Job) -> npt.NDArray[np.float32]:
-        graphs = [need_step_graph(explorer, run, step) for step in kept_steps(run)]
-        layouts: list[Points] = [pca(found.features).points for found in graphs]
+        layouts: list[Points] = [pca(found.features).points for found in graphs.values()]
         aligned = [_unit(layouts[-1])]
         for points in reversed(layouts[:-1]):
             aligned.append(_unit(align(points, aligned[-1])))
         return np.stack(aligned[::-1])
 
-    timeline(explorer, run)
     return explorer.jobs.get(f"timemaps/{run.name}", "aligned maps", compute)
 
 
 def ids(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
     """Return the image id of each point of the maps (m,)."""
-    timeline(explorer, run)
-    graphs: list[StepGraph] = explorer.jobs.get(f"timeline/{run.name}", "", lambda job: [])
-    return graphs[-1].ids.numpy().astype(np.float32)
+    return next(reversed(step_graphs(explorer, run).values())).ids.numpy().astype(np.float32)
 
 
 def history(explorer: Explorer, run: OpenedRun, index: int, k: int = 8) -> dict[str, Any]:
     """Return the k neighbors of an image at each kept step, and which entered and left since the step before."""
-    timeline(explorer, run)
-    graphs: list[StepGraph] = explorer.jobs.get(f"timeline/{run.name}", "", lambda job: [])
-    rows = (graphs[-1].ids == index).nonzero()
+    graphs = step_graphs(explorer, run)
+    rows = (next(reversed(graphs.values())).ids == index).nonzero()
     if not len(rows):
         raise UserError("this image is not in the sample of the time axis; choose one from the map")
     row, steps = int(rows[0, 0]), []
     before: list[int] | None = None
-    for step, found in zip(kept_steps(run), graphs, strict=True):
+    for step, found in graphs.items():
         near = [n for n in found.graph.index[row, :k].tolist() if n >= 0]
         cosine = found.graph.cosine[row, :k].tolist()
         current = [int(found.ids[n]) for n in near]

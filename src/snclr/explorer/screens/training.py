@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from snclr.explorer.jobs import Job
 from snclr.explorer.opened import Explorer
 from snclr.explorer.run_data import METRIC_NAMES, OpenedRun
-from snclr.io.jsonl import is_finite_number
+from snclr.io.jsonl import is_finite_number, read_jsonl
 from snclr.reports.run_state import read_alerts
+from snclr.train.metrics import read_metrics
 
 MAX_POINTS = 600
 MAX_BAD = 500
@@ -20,8 +21,8 @@ _SPECTRUM_ROWS = 8_192
 
 def summary(run: OpenedRun) -> dict[str, Any]:
     """Return everything of the run directory that needs no image: curves, alerts, bad images, settings."""
-    records = run.metrics()
-    bad = run.skipped()
+    records = read_metrics(run.path)
+    bad = read_jsonl(run.dir.skipped)
     return {
         "title": run.title,
         "complete": run.complete,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from snclr.errors import UserError
 from snclr.explorer.opened import Explorer, ImageRef, encode_image
-from snclr.explorer.run_data import OpenedRun, to_pixels, with_settings
+from snclr.explorer.run_data import OpenedRun, to_pixels
 
 MAX_EPOCHS = 12
 SLIDERS = {
@@ -54,15 +56,15 @@ def views(
         raise UserError(f"seed {seed}, epoch {epoch}, count {count}: allowed are 0 … 2³²−1, 0 …, and 1 … {MAX_EPOCHS}")
     dataset = explorer.sets[ref.set].dataset
     chosen = run.view_settings()
-    if changes is not None:
-        chosen = (with_settings(chosen[0], changes[0]), with_settings(chosen[1], changes[1]))
+    if changes is not None:  # all of them are numbers
+        chosen = (replace(chosen[0], **changes[0]), replace(chosen[1], **changes[1]))  # type: ignore[arg-type]
     batch = [run.center_view(explorer.load(ref, 2 * run.image_size))]
     batch += [
         run.augment(dataset, ref.index, chosen[view], seed=seed, epoch=number, view=view)
         for number in range(epoch, epoch + count)
         for view in (0, 1)
     ]
-    features = run.encode_views(torch.cat(batch))
+    features = F.normalize(run.encode("encoder", torch.cat(batch)), dim=1)
     to_image = (features[1:] @ features[0]).tolist()
     pairs = (features[1::2] * features[2::2]).sum(dim=1).tolist()
     images = [_data_uri(view[0]) for view in batch]
@@ -83,7 +85,7 @@ def views(
     }
 
 
-def parse_changes(values: dict[str, str]) -> tuple[dict[str, float], dict[str, float]] | None:
+def parse_changes(values: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]] | None:
     """Read changed settings from query parameters such as `0.hue=0.2`; None if there are none."""
     changes: tuple[dict[str, float], dict[str, float]] = ({}, {})
     for name, text in values.items():
