@@ -17,8 +17,9 @@ def test_the_next_item_is_started_before_one_is_yielded():
 
 
 def test_a_cpu_gets_the_items_themselves():
-    items = iter([torch.ones(2)])
-    assert copy_ahead(items, torch.device("cpu"), lambda item: [item], lambda item, parts: parts[0]) is items
+    item = torch.ones(2)
+    (got,) = copy_ahead(iter([item]), torch.device("cpu"), lambda item: [item], lambda item, parts: parts[0])
+    assert got is item
 
 
 def test_a_gpu_copies_on_its_side_stream_and_waits_before_the_use(monkeypatch):

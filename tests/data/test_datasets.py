@@ -384,3 +384,12 @@ def test_labels_are_aligned_by_name():
     dataset = ArrayDataset("x", images, np.array([0, 1, 2, -1]), ["dog", "cat", "emu"])
     assert align_labels(dataset, ["cat", "dog"]).tolist() == [1, 0, -1, -1]
     assert align_labels(ArrayDataset("x", images), ["cat"]).tolist() == [-1] * 4
+
+
+def test_class_names_fall_back_to_numbers() -> None:
+    images = ArrayDataset("a", np.zeros((4, 2, 2, 3), np.uint8), np.array([0, 1, 0, -1]), ["cat", "dog"])
+    assert [images.class_name(index) for index in (3, 0, 1)] == [None, "cat", "dog"]
+    images.classes = None
+    assert (images.class_name(1), images.class_names()) == ("1", ["0", "1"])
+    images.labels = None
+    assert (images.class_name(0), images.class_names()) == (None, [])

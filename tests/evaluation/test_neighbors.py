@@ -15,7 +15,6 @@ from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.gallery import (
     Gallery,
     Queries,
-    class_names,
     neighbor_purity,
     neighbor_rows,
     same_images,
@@ -158,12 +157,3 @@ def test_picked_queries_alternate_between_classes() -> None:
 def test_picked_queries_without_labels_are_distinct() -> None:
     picked = pick_queries(Features(torch.zeros(20, 1), None, torch.arange(20)), 8).tolist()
     assert len(set(picked)) == 8
-
-
-def test_class_names_fall_back_to_numbers() -> None:
-    images = dataset(4, labels=[0, 1, 0, -1])
-    assert class_names(images, torch.tensor([3, 0, 1])) == [None, "cat", "dog"]
-    images.classes = None
-    assert class_names(images, torch.tensor([0, 1])) == ["0", "1"]
-    images.labels = None
-    assert class_names(images, torch.tensor([0])) is None

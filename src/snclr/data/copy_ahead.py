@@ -26,15 +26,9 @@ def copy_ahead(
     On a CUDA device, the copy of the next item starts before an item is yielded. On other devices, the items are
     yielded as they are.
     """
-    return _on_side_stream(items, device, tensors, replace) if device.type == "cuda" else items
-
-
-def _on_side_stream(
-    items: Iterator[Item],
-    device: torch.device,
-    tensors: Callable[[Item], Sequence[Tensor]],
-    replace: Callable[[Item, list[Tensor]], Item],
-) -> Iterator[Item]:
+    if device.type != "cuda":
+        yield from items
+        return
     side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def start(item: Item) -> tuple[Item, list[Tensor], torch.cuda.Event]:

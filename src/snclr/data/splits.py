@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels, open_dataset
 from snclr.data.datasets.builtin import BUILTIN
@@ -14,12 +13,11 @@ from snclr.data.datasets.folder import split_folder
 from snclr.data.datasets.huggingface import has_test_split, names_huggingface
 from snclr.data.decode import RGBImage
 from snclr.data.parts import VALIDATION, VALIDATION_SHARE, split_part
-from snclr.data.sampler import Ids
+from snclr.data.sampler import Ids, epoch_order
 from snclr.errors import UserError
 from snclr.io.hashing import sha256_text
 
 HELD_OUT = 0.2
-Index = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -27,7 +25,7 @@ class Subset(ImageDataset):
     """A subset of a dataset, with its keys."""
 
     dataset: ImageDataset
-    index: Index = field(repr=False)
+    index: Ids = field(repr=False)
 
     def __post_init__(self) -> None:
         self.name = self.dataset.name
@@ -46,6 +44,10 @@ class Subset(ImageDataset):
         """Return the key in the dataset."""
         return self.dataset.key(int(self.index[index]))
 
+    def file(self, index: int) -> Path | None:
+        """Return the file in the dataset."""
+        return self.dataset.file(int(self.index[index]))
+
     def epoch_order(self, seed: int, epoch: int) -> Ids:
         """Return the dataset's own order restricted to the subset, or the default order."""
         if type(self.dataset).epoch_order is ImageDataset.epoch_order:
@@ -60,7 +62,7 @@ class Subset(ImageDataset):
         return sha256_text(self.dataset.fingerprint() + self.index.tobytes().hex())
 
 
-def take(dataset: ImageDataset, index: Index) -> ImageDataset:
+def take(dataset: ImageDataset, index: Ids) -> ImageDataset:
     """Return a subset; that of images in memory is in memory too."""
     if isinstance(dataset, ArrayDataset):
         labels = None if dataset.labels is None else dataset.labels[index]
@@ -68,7 +70,21 @@ def take(dataset: ImageDataset, index: Index) -> ImageDataset:
     return Subset(dataset, index)
 
 
-def hold_out(labels: Labels, share: float, seed: int) -> tuple[Index, Index]:
+def sample_ids(n: int, count: int, seed: int = 0) -> Ids:
+    """Return a seeded sample of at most `count` of n positions, ascending.
+
+    >>> sample_ids(3, 5).tolist(), len(sample_ids(100, 5))
+    ([0, 1, 2], 5)
+    """
+    return np.arange(n) if n <= count else np.sort(epoch_order(n, seed, epoch=0)[:count])
+
+
+def sample(dataset: ImageDataset, count: int, seed: int = 0) -> ImageDataset:
+    """Return the images of `sample_ids` of a dataset, with their keys."""
+    return dataset if len(dataset) <= count else Subset(dataset, sample_ids(len(dataset), count, seed))
+
+
+def hold_out(labels: Labels, share: float, seed: int) -> tuple[Ids, Ids]:
     """Split (n,) labeled images into two sorted index arrays, the second with `share` of each class (at least one).
 
     >>> kept, held = hold_out(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, seed=0)

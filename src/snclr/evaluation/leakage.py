@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ import numpy as np
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
 from snclr.data.decode import BadImage
 from snclr.data.loader import Skip
-from snclr.data.sampler import Ids
 from snclr.data.splits import holds_out_test, take
 from snclr.errors import UserError, count
 from snclr.evaluation.retrieval.gallery import is_same_dataset, source_of
@@ -66,7 +67,7 @@ def count_trained_on(test: ImageDataset, trained: ImageDataset) -> int | None:
     if isinstance(tests, FileDataset) and isinstance(trains, FileDataset):
         if len(ids) + len(train_ids) > _MAX_FILES:
             return None
-        return _count_files(_paths(tests, ids), _paths(trains, train_ids))
+        return _count_files(map(tests.file, ids.tolist()), map(trains.file, train_ids.tolist()))
     if not (isinstance(tests, ArrayDataset) and isinstance(trains, ArrayDataset)):
         is_small = len(ids) + len(train_ids) <= _MAX_DECODED
         if tests.remote or trains.remote or not is_small:
@@ -75,36 +76,32 @@ def count_trained_on(test: ImageDataset, trained: ImageDataset) -> int | None:
     return sum(_pixels(tests, index) in known for index in ids.tolist())
 
 
-def _paths(dataset: FileDataset, ids: Ids) -> list[Path]:
-    return [dataset.folder / dataset.files[index] for index in ids.tolist()]
-
-
-def _count_files(tests: list[Path], trains: list[Path]) -> int:
+def _count_files(tests: Iterable[Path], trains: Iterable[Path]) -> int:
     """Count the test files whose content is that of a training file; only files of equal size are read."""
     by_size: dict[int, list[Path]] = defaultdict(list)
     inodes: set[tuple[int, int]] = set()
-    for path in trains:
-        try:
-            status = os.stat(path)
-        except OSError:
-            continue
+    for path, status in _stat_files(trains):
         by_size[status.st_size].append(path)
         inodes.add((status.st_dev, status.st_ino))
-    digests: dict[int, set[str | None]] = {}
+
+    @functools.cache
+    def digests(size: int) -> set[str | None]:
+        return {_digest(other) for other in by_size[size]} - {None}
+
     found = 0
-    for path in tests:
-        try:
-            status = os.stat(path)
-        except OSError:
-            continue
-        size = status.st_size
+    for path, status in _stat_files(tests):
         if (status.st_dev, status.st_ino) in inodes:
             found += 1
-        elif size in by_size:
-            if size not in digests:
-                digests[size] = {_digest(other) for other in by_size[size]} - {None}
-            found += _digest(path) in digests[size]
+        elif status.st_size in by_size:
+            found += _digest(path) in digests(status.st_size)
     return found
+
+
+def _stat_files(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files that exist, with their status."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            yield path, os.stat(path)
 
 
 def _digest(path: Path) -> str | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from snclr.data.datasets.base import open_dataset
 from snclr.data.decode import RGBImage, decode_stream
+from snclr.data.splits import sample_ids
 from snclr.errors import UserError, count
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
@@ -30,8 +31,6 @@ from snclr.explorer.run_data import (
     Space,
     open_images,
     open_test,
-    sample_ids,
-    subset,
 )
 
 GRAPH_K = 20
@@ -167,7 +166,7 @@ class Explorer:
 
     def describe(self, ref: ImageRef) -> dict[str, Any]:
         """Return set, id, key and label of an image as JSON values."""
-        label = None if ref.set == "queries" else self.sets[ref.set].label(ref.index)
+        label = None if ref.set == "queries" else self.sets[ref.set].dataset.class_name(ref.index)
         return {"set": ref.set, "id": ref.index, "key": self.title(ref), "label": label}
 
     def thumbnail(self, ref: ImageRef, side: int) -> tuple[bytes, str]:
@@ -215,11 +214,7 @@ class Explorer:
 
     def sample(self, count: int = SAMPLE) -> Tensor:
         """Return the ids of `count` images, or of all if there are fewer."""
-        return sample_ids(len(self.images.dataset), count)
-
-    def sampled(self) -> Any:
-        """Return the images of `sample` as a dataset."""
-        return subset(self.images.dataset, self.sample())
+        return torch.from_numpy(sample_ids(len(self.images.dataset), count))
 
     def labels(self, ids: Tensor) -> Tensor | None:
         """Return the class numbers (n,) of images of the explored set, -1 if unknown; None without labels."""

@@ -22,7 +22,6 @@ from snclr.checkpoint.run_dir import RunDir, open_run
 from snclr.checkpoint.snapshots import load_snapshot, snapshots
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
-from snclr.data.sampler import epoch_order
 from snclr.data.splits import Subset, has_own_test_split
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import (
@@ -37,7 +36,7 @@ from snclr.data.transforms.views import (
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
 from snclr.evaluation.retrieval.explain import Views, explain_loss
-from snclr.evaluation.retrieval.gallery import Gallery, label_of, same_images
+from snclr.evaluation.retrieval.gallery import Gallery, same_images
 from snclr.evaluation.retrieval.results import ExplainedTerm
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.evaluation.session import Session, data_of
@@ -64,17 +63,11 @@ class ImageSet:
     title: str
     dataset: ImageDataset
 
-    def label(self, index: int) -> str | None:
-        """Return the class name of an image, or None."""
-        return label_of(self.dataset, index)
-
     @cached_property
     def classes(self) -> list[str] | None:
         """Class names, or None without labels."""
         labels = self.dataset.labels
-        if labels is None or not bool((labels >= 0).any()):
-            return None
-        return self.dataset.classes or [str(number) for number in range(int(labels.max()) + 1)]
+        return None if labels is None or not bool((labels >= 0).any()) else self.dataset.class_names()
 
 
 @dataclass(frozen=True)
@@ -371,16 +364,6 @@ def open_test(data: str | None, path: Path, test: str | None) -> ImageSet | None
     else:
         return None
     return ImageSet("test", f"test images ({dataset.name})", dataset)
-
-
-def sample_ids(n: int, count: int) -> Tensor:
-    """Return a seeded sample of at most `count` of n positions, ascending."""
-    return torch.arange(n) if n <= count else torch.from_numpy(np.sort(epoch_order(n, 0, epoch=0)[:count]))
-
-
-def subset(dataset: ImageDataset, ids: Tensor) -> ImageDataset:
-    """Return the images `ids` of a dataset, with their keys."""
-    return dataset if len(ids) == len(dataset) else Subset(dataset, ids.numpy())
 
 
 def to_pixels(view: Tensor) -> RGBImage:

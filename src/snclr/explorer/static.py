@@ -19,12 +19,13 @@ from urllib.parse import quote
 import numpy as np
 
 from snclr.data.decode import BadImage
+from snclr.data.splits import sample
 from snclr.errors import UserError
 from snclr.evaluation.state import raise_if_stop_requested
 from snclr.explorer.jobs import Pending
 from snclr.explorer.opened import Explorer, ImageRef, encode_image
 from snclr.explorer.results import ExploreResult
-from snclr.explorer.run_data import ImageSet, sample_ids, subset
+from snclr.explorer.run_data import ImageSet
 from snclr.explorer.screens import browse, compare
 from snclr.explorer.server import Read, asset_files, readers
 from snclr.io.atomic import write_atomic
@@ -58,8 +59,7 @@ def write_static(explorer: Explorer, folder: Path, *, images: int = 1_000, quiet
     for name in [name for name in explorer.sets if name not in ("images", "test")]:
         del explorer.sets[name]
     for name, each in explorer.sets.items():
-        kept = sample_ids(len(each.dataset), images)
-        explorer.sets[name] = ImageSet(name, each.title, subset(each.dataset, kept))
+        explorer.sets[name] = ImageSet(name, each.title, sample(each.dataset, images))
     written = _Folder(folder)
     (folder / MARKER).write_text("written by snclr explore --static\n")
     with Progress("static page", total=None, unit="parts", quiet=quiet) as progress:

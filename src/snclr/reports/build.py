@@ -18,8 +18,7 @@ from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import BadImage, RGBImage
-from snclr.data.sampler import epoch_order
-from snclr.data.splits import Subset
+from snclr.data.splits import sample
 from snclr.errors import UserError, snclr_command
 from snclr.evaluation.analysis.layout import pca
 from snclr.evaluation.results import read_results
@@ -164,13 +163,6 @@ def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int
     return Missing(f"{run.metrics.name} has no valid record" if invalid else f"{run.metrics.name} is empty"), invalid
 
 
-def sample(dataset: ImageDataset, count: int, seed: int) -> ImageDataset:
-    """Return a seeded subset of at most `count` images; keys and order are kept."""
-    if len(dataset) <= count:
-        return dataset
-    return Subset(dataset, np.sort(epoch_order(len(dataset), seed, epoch=0)[:count]))
-
-
 def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> NeighborSection:
     """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
     space = open_space(run.path, device=session.device)
@@ -209,7 +201,7 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
         raise UserError(f"a map needs at least three readable images; {dataset.name} has {len(ids)}")
     layout = pca(features.features.double())
     first, second = layout.explained or (0.0, 0.0)
-    classes = retrieval.class_names(dataset, features.ids)
+    classes = [dataset.class_name(index) for index in ids]
     blank = np.full((TILE, TILE, 3), 128, np.uint8)
     tiles = [_read(dataset, index, lambda image: square_tile(image, TILE)) for index in ids]
     protocol = (
@@ -217,7 +209,7 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
         f"principal components. They explain {first:.1%} and {second:.1%} of the variance, so images that are close on "
         "the map may be far apart in feature space."
     )
-    labeled = classes is not None and any(label is not None for label in classes)
+    labeled = any(label is not None for label in classes)
     protocol += " Labels are used for the colors only." if labeled else ""
     return build_map(
         layout.points.astype(np.float64), [dataset.key(index) for index in ids], classes if labeled else None,

@@ -78,7 +78,7 @@ def rename_classes(dataset: ImageDataset, names: Sequence[str] | None) -> None:
     """Replace the class names of a dataset in place; do nothing for None or a dataset without labels."""
     if names is None or dataset.labels is None:
         return
-    classes = int(dataset.labels.max(initial=-1)) + 1 if dataset.classes is None else len(dataset.classes)
+    classes = len(dataset.class_names())
     if len(names) != classes:
         raise UserError(f"--class-names has {len(names):,} names, but {dataset.name} has {classes:,} classes")
     dataset.classes = list(names)
@@ -119,4 +119,4 @@ def classify_again(
     classes = inputs.train.classes or [str(number) for number in range(count)]
     matrix = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(matrix, (truth, predictions), 1)
-    return ClassTable(list(classes), matrix, f"kNN with k = {k} on {len(truth):,} test images ({description})")
+    return ClassTable(classes, matrix, f"kNN with k = {k} on {len(truth):,} test images ({description})")

@@ -50,6 +50,20 @@ class ImageDataset(ABC):
         """Return the permutation (n,) of one epoch; a dataset with expensive random access has its own."""
         return cached_epoch_order(len(self), seed, epoch)
 
+    def file(self, index: int) -> Path | None:
+        """Return the file of an image, or None if it does not have a file of its own."""
+        return None
+
+    def class_name(self, index: int) -> str | None:
+        """Return the class name of an image (the class number if classes are unnamed), or None if unknown."""
+        label = -1 if self.labels is None else int(self.labels[index])
+        return None if label < 0 else self.classes[label] if self.classes else str(label)
+
+    def class_names(self) -> list[str]:
+        """Return the names of the classes, or their numbers if they are unnamed."""
+        largest = -1 if self.labels is None else int(self.labels.max(initial=-1))
+        return self.classes or [str(number) for number in range(largest + 1)]
+
 
 @dataclass
 class ArrayDataset(ImageDataset):
@@ -106,7 +120,11 @@ class FileDataset(ImageDataset):
 
     def load(self, index: int, min_side: int | None = None) -> RGBImage:
         """Decode one file, uint8 (H, W, 3) RGB; raises BadImage."""
-        return decode(self.folder / self.files[index], min_side)
+        return decode(self.file(index), min_side)
+
+    def file(self, index: int) -> Path:
+        """Return the path of an image."""
+        return self.folder / self.files[index]
 
     def key(self, index: int) -> str:
         """Return the relative file name; bytes that are not UTF-8 are escaped."""

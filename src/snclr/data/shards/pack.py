@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from snclr.io.atomic import partial_path, remove_leftovers, remove_partial, writ
 from snclr.io.hashing import sha256_file
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.progress import Progress
+from snclr.runtime.results import Result
 
 _SPLITS = ("train", "val", "test")
 _SHARDS = "shards"  # subfolder of the hidden folder that becomes the output
@@ -73,7 +73,7 @@ class SkippedFile:
 
 
 @dataclass(frozen=True)
-class PackResult:
+class PackResult(Result):
     """What `pack` wrote: totals, splits by name (`all` for a folder without splits), and skipped files."""
 
     shards: str
@@ -83,13 +83,9 @@ class PackResult:
     parts: dict[str, PackedSplit]
     skipped: list[SkippedFile]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class VerifyResult:
+class VerifyResult(Result):
     """What `verify_shards` read, and a description of each damaged shard."""
 
     shards: str
@@ -97,10 +93,6 @@ class VerifyResult:
     images: int
     bytes: int
     wrong: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
-        return asdict(self)
 
 
 def pack_folder(

@@ -149,7 +149,7 @@ def _suspects(images: Images, k: int, number: int) -> Findings:
             f"{images.dataset.name} has no labels; give --data with one folder per class or a list with labels"
         )
     graph = neighbor_graph(images.features, k)
-    names = images.dataset.classes or [str(n) for n in range(int(labels.max()) + 1)]
+    names = images.dataset.class_names()
     suspects = curation.suspect_labels(graph, labels)
     rows = []
     for suspect in suspects[:number]:

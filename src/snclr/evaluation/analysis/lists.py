@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from snclr.data.datasets.base import FileDataset, ImageDataset
-from snclr.data.splits import Subset
+from snclr.data.datasets.base import ImageDataset
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ def format_list(dataset: ImageDataset, entries: Sequence[Entry], header: Iterabl
     `finetune --labels` reads. A name that no list can hold (line breaks, TAB, bytes that are not UTF-8) is a comment.
     """
     lines = [f"# {_one_line(text)}" for text in header]
-    if not all(_is_file(dataset, entry.index) for entry in entries):
+    if any(dataset.file(entry.index) is None for entry in entries):
         lines.append("# These images have no files of their own: use the list with snclr finetune --labels.")
     for entry in entries:
         if entry.reason:
@@ -37,24 +35,11 @@ def format_list(dataset: ImageDataset, entries: Sequence[Entry], header: Iterabl
 
 def _name(dataset: ImageDataset, index: int) -> str | None:
     """Return the line of an image, or None if its name cannot be written as one."""
-    if isinstance(dataset, Subset):
-        return _name(dataset.dataset, int(dataset.index[index]))
-    if isinstance(dataset, FileDataset):
-        name = str((Path(dataset.folder) / dataset.files[index]).absolute())
-    else:
-        name = dataset.key(index)
-    plain = name == name.strip() and "\t" not in name and len(name.splitlines()) == 1 and not name.startswith("#")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        plain = False
-    return name if plain else None
-
-
-def _is_file(dataset: ImageDataset, index: int) -> bool:
-    if isinstance(dataset, Subset):
-        return _is_file(dataset.dataset, int(dataset.index[index]))
-    return isinstance(dataset, FileDataset)
+    file = dataset.file(index)
+    name = dataset.key(index) if file is None else str(file.absolute())
+    one_line = name == name.strip() and "\t" not in name and len(name.splitlines()) == 1
+    is_utf8 = name == name.encode(errors="replace").decode()
+    return name if one_line and is_utf8 and not name.startswith("#") else None
 
 
 def _one_line(text: str) -> str:

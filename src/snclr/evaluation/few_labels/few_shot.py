@@ -20,6 +20,7 @@ from snclr.data.sampler import Ids, epoch_order
 from snclr.errors import UserError, count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.features import Features
+from snclr.evaluation.few_labels.subsets import sort_by_class
 from snclr.evaluation.knn import knn
 from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import FewShotResult
@@ -115,10 +116,7 @@ def draw_labels(labels: Labels, per_class: int, *, seed: int, draw: int) -> Ids:
     >>> labels[draw_labels(labels, 2, seed=0, draw=0)].tolist()
     [0, 0, 1, 1, 2]
     """
-    order = epoch_order(len(labels), seed, epoch=draw)
-    _, sizes = np.unique(labels, return_counts=True)
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    turn = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # position within the class
+    by_class, turn = sort_by_class(labels, epoch_order(len(labels), seed, epoch=draw))
     return np.sort(by_class[turn < per_class])
 
 

@@ -74,13 +74,22 @@ def balanced_subset(labels: Labels, share: Fraction, seed: int) -> Ids:
     >>> labels[balanced_subset(labels, Fraction(1, 2), seed=0)].tolist()
     [0, 0, 1, 1]
     """
-    classes, numbers, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    classes, numbers = np.unique(labels, return_inverse=True)
     count = max(len(classes), int(share * len(labels)))
-    order = epoch_order(len(labels), seed, epoch=0)
-    by_class = order[np.argsort(labels[order], kind="stable")]  # sorted by class, in the seed's order within a class
-    turn = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    by_class, turn = sort_by_class(labels, epoch_order(len(labels), seed, epoch=0))
     class_order = np.argsort(epoch_order(len(classes), seed, epoch=1))  # the classes take turns in the seed's order
     return np.sort(by_class[np.lexsort((class_order[numbers[by_class]], turn))[:count]])
+
+
+def sort_by_class(labels: Labels, order: Ids) -> tuple[Ids, Ids]:
+    """Sort a permutation (n,) of images by class, and return it with the position (n,) of each within its class.
+
+    >>> sort_by_class(np.array([1, 0, 1]), np.array([2, 1, 0]))
+    (array([1, 2, 0]), array([0, 0, 1]))
+    """
+    _, sizes = np.unique(labels, return_counts=True)
+    position = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[np.argsort(labels[order], kind="stable")], position
 
 
 def read_list(path: Path, dataset: ImageDataset) -> Ids:

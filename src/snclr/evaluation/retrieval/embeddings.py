@@ -21,7 +21,6 @@ from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
-from snclr.evaluation.retrieval.gallery import class_names
 from snclr.evaluation.retrieval.results import FORMATS, EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
 from snclr.io.atomic import atomic_writer, check_writable, explain_unwritable, write_atomic
@@ -81,8 +80,10 @@ def embed_dataset(
         "fingerprint": dataset.fingerprint(),
         "skipped": [asdict(skip) for skip in extracted.skipped],
     }
-    keys = [dataset.key(index) for index in extracted.ids.tolist()]
-    embeddings = Embeddings(features.numpy(), keys, class_names(dataset, extracted.ids), metadata)
+    ids = extracted.ids.tolist()
+    keys = [dataset.key(index) for index in ids]
+    labels = None if dataset.labels is None else [dataset.class_name(index) for index in ids]
+    embeddings = Embeddings(features.numpy(), keys, labels, metadata)
 
     def write() -> dict[str, Any]:
         shown = _with_layout(embeddings, layout, neighbors) if path.suffix.lower() == ".parquet" else embeddings

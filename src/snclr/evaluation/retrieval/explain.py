@@ -21,7 +21,7 @@ from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
-from snclr.evaluation.retrieval.gallery import Gallery, label_of, open_queries, training_images
+from snclr.evaluation.retrieval.gallery import Gallery, open_queries, training_images
 from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.common.queue import nearest_neighbors
@@ -76,7 +76,7 @@ def explain_image(
             gallery = Gallery.from_features(searched, dataset, y2.features)
     query_index = gallery.index_of(query)
     loss, terms = explain_loss(method.criterion, views, gallery, own_id=-1 if query_index is None else query_index)
-    label = label_of(query, 0) or (None if query_index is None else gallery.label(query_index))
+    label = query.class_name(0) or (None if query_index is None else gallery.label(query_index))
     terms[0] = replace(terms[0], key=query.key(0), label=label)
     settings = method.criterion.config
     figure = Path(out) if out is not None else RunDir(run).figures / f"explain-{Path(str(image)).stem}.png"

@@ -91,7 +91,7 @@ class Gallery:
 
     def label(self, index: int) -> str | None:
         """Return the class name of an image, or None if unknown."""
-        return None if self.dataset is None else label_of(self.dataset, index)
+        return None if self.dataset is None else self.dataset.class_name(index)
 
     def load(self, index: int) -> RGBImage:
         """Decode an image; BadImage if it is not available."""
@@ -110,7 +110,7 @@ class Gallery:
     def neighbor(self, position: int, cosine: float, w: float, label: str | None) -> Neighbor:
         """Describe row `position` of the gallery as a neighbor of a query with the given label."""
         index = int(self.ids[position])
-        neighbor_label, path = self.label(index), None if self.dataset is None else _file_of(self.dataset, index)
+        neighbor_label, path = self.label(index), None if self.dataset is None else self.dataset.file(index)
         same_class = None if label is None or neighbor_label is None else label == neighbor_label
         return Neighbor(
             self.key(index), index, cosine, w, neighbor_label, same_class, None if path is None else str(path)
@@ -150,7 +150,7 @@ def neighbor_rows(
     A query image that is itself in the gallery is never its own neighbor. Rows are shorter than k if the gallery is.
     """
     ids, same = queries.search.ids, {}
-    labels = [label_of(queries.dataset, query) for query in ids.tolist()]
+    labels = [queries.dataset.class_name(query) for query in ids.tolist()]
     if gallery.dataset is not None:
         query_ids, gallery_ids = same_images(queries.dataset, gallery.dataset)
         same = {"query_ids": query_ids[ids], "gallery_ids": gallery_ids[gallery.ids]}
@@ -158,7 +158,7 @@ def neighbor_rows(
         gallery_index = {number: index for index, number in enumerate(gallery_ids.tolist())}
         for position, number in enumerate(query_ids[ids].tolist()):
             if labels[position] is None and number in gallery_index:
-                labels[position] = label_of(gallery.dataset, gallery_index[number])
+                labels[position] = gallery.dataset.class_name(gallery_index[number])
     hits = find_similar(queries.search.features, gallery.features, k, index=index, **same)
     y1, w = F.normalize(queries.y1.float(), dim=1), torch.empty_like(hits.cosine)
     for start in range(0, len(y1), _ROWS):
@@ -243,17 +243,6 @@ def _trained_fingerprint(run: str | Path) -> str | None:
     return None
 
 
-def label_of(dataset: ImageDataset, index: int) -> str | None:
-    """Return the class name of an image (the class number if classes are unnamed), or None if unknown."""
-    label = -1 if dataset.labels is None else int(dataset.labels[index])
-    return None if label < 0 else str(label) if dataset.classes is None else dataset.classes[label]
-
-
-def class_names(dataset: ImageDataset, ids: Tensor) -> list[str | None] | None:
-    """Return the class name of each image; None for a dataset without labels."""
-    return None if dataset.labels is None else [label_of(dataset, index) for index in ids.tolist()]
-
-
 def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, Tensor]:
     """Return ids of the queries (n,) and of the gallery (m,) that are equal exactly for the same image.
 
@@ -262,12 +251,12 @@ def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, T
     (query_source, query_index), (gallery_source, gallery_index) = source_of(queries), source_of(gallery)
     if is_same_dataset(query_source, gallery_source):
         return torch.from_numpy(query_index), torch.from_numpy(gallery_index)
-    query_inodes = [_inode(_file_of(queries, index)) for index in range(len(queries))]
+    query_inodes = [_inode(queries.file(index)) for index in range(len(queries))]
     numbers = {inode: number for number, inode in enumerate(query_inodes) if inode is not None}
     query_ids = torch.tensor([-1 if inode is None else numbers[inode] for inode in query_inodes])
     gallery_ids = torch.full((len(gallery),), -2)
     for index in range(len(gallery) if numbers else 0):
-        inode = _inode(_file_of(gallery, index))
+        inode = _inode(gallery.file(index))
         if inode is not None:
             gallery_ids[index] = numbers.get(inode, -2)
     return query_ids, gallery_ids
@@ -294,13 +283,6 @@ def is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
         inode = _inode(one.folder)
         return inode is not None and inode == _inode(other.folder) and one.fingerprint() == other.fingerprint()
     return type(one) is type(other) and one.fingerprint() == other.fingerprint()
-
-
-def _file_of(dataset: ImageDataset, index: int) -> Path | None:
-    """Return the file of an image, or None if it does not have a file of its own."""
-    if isinstance(dataset, Subset):
-        return _file_of(dataset.dataset, int(dataset.index[index]))
-    return dataset.folder / dataset.files[index] if isinstance(dataset, FileDataset) else None
 
 
 def _inode(path: Path | None) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from snclr.checkpoint.run_dir import RunDir
@@ -16,6 +17,7 @@ from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
+from snclr.evaluation.few_labels.subsets import sort_by_class
 from snclr.evaluation.retrieval.gallery import (
     Gallery,
     Queries,
@@ -101,15 +103,11 @@ def find_neighbors(
 
 def pick_queries(features: Features, count: int, *, seed: int = 0) -> torch.Tensor:
     """Return the positions of `count` random rows; with labels, the classes alternate and unlabeled rows come last."""
-    order = torch.from_numpy(epoch_order(len(features.ids), seed, epoch=0))
-    if features.labels is not None and bool((features.labels >= 0).any()):
-        labels = features.labels[order]
-        turn = torch.zeros_like(labels)
-        for label in torch.unique(labels).tolist():
-            members = labels == label
-            turn[members] = torch.arange(int(members.sum())) + (len(labels) if label < 0 else 0)
-        order = order[torch.argsort(turn * (int(labels.max()) + 2) + labels)]
-    return order[:count]
+    order = epoch_order(len(features.ids), seed, epoch=0)
+    if features.labels is not None:
+        by_class, turn = sort_by_class(labels := features.labels.numpy(), order)
+        order = by_class[np.lexsort((labels[by_class], turn, labels[by_class] < 0))]
+    return torch.from_numpy(order[:count])
 
 
 def _open_data(run: Path, data: str | None, *, required: bool) -> ImageDataset | None:

@@ -109,7 +109,7 @@ def pair(explorer: Explorer, one: str, other: str, index: int) -> dict[str, Any]
         raise UserError("this image is not among the compared ones; choose one from the list")
     row = int(rows[0, 0])
     lists = [[int(ids[n]) for n in side.index[row].tolist() if n >= 0] for side in (a, b)]
-    label = explorer.images.label(index)
+    label = explorer.images.dataset.class_name(index)
     sides = []
     for side, own, others in ((a, lists[0], lists[1]), (b, lists[1], lists[0])):
         near = []

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from snclr.data.splits import sample
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, purity
 from snclr.evaluation.analysis.layout import Points, align, pca
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import Explorer, ImageRef
+from snclr.explorer.opened import SAMPLE, Explorer, ImageRef
 from snclr.explorer.run_data import Matrix, OpenedRun
 from snclr.train.metrics import read_metrics
 
@@ -45,9 +46,8 @@ def step_graph(explorer: Explorer, run: OpenedRun, step: int) -> StepGraph:
         raise UserError(f"the run keeps no checkpoint of step {step}")
 
     def compute(job: Job) -> StepGraph:
-        sample = explorer.sample()
-        matrix: Matrix = run.kept_features(step, paths[step], explorer.sampled(), job.report)
-        return StepGraph(sample[matrix.ids], neighbor_graph(matrix.features, K), matrix.features)
+        matrix: Matrix = run.kept_features(step, paths[step], sample(explorer.images.dataset, SAMPLE), job.report)
+        return StepGraph(explorer.sample()[matrix.ids], neighbor_graph(matrix.features, K), matrix.features)
 
     return explorer.jobs.get(f"step/{run.name}/{step}", f"features of the encoder at step {step:,}", compute)
 
