@@ -13,9 +13,8 @@ from typing import Any
 
 from snclr.diagnostics.kernels import check_kernels
 from snclr.diagnostics.methods import CASES, difference, reference, step_with_overflow, train_steps
-from snclr.diagnostics.recipe_step import random_batch
+from snclr.diagnostics.recipe import random_batch, step_parts
 from snclr.diagnostics.setup import Setup, on_device, tiny_batches, tiny_config
-from snclr.diagnostics.speed import step_parts
 from snclr.train.build import build_task
 from tests.device.steps import PretendedFabric, start
 from tests.helpers.pretended_gpu import NAME, PretendedGpu

@@ -72,7 +72,7 @@ def test_a_parquet_file_has_a_layout_and_the_nearest_images(run, images, tmp_pat
     assert saved.metadata["layout"].startswith("PCA")
     snclr.embed(run, data=str(images), out=tmp_path / "b.parquet", layout="none", neighbors=0, quiet=True)
     assert pyarrow.parquet.read_table(tmp_path / "b.parquet").column_names == ["key", "label", "feature"]
-    with pytest.raises(UserError, match="allowed are none, pca, umap"):
+    with pytest.raises(UserError, match="one of none, pca, umap"):
         snclr.embed(run, data=str(images), out=tmp_path / "c.parquet", layout="other", quiet=True)
 
 

@@ -274,7 +274,7 @@ def test_a_second_process_with_the_same_fine_tuning_is_refused(run, monkeypatch)
         (["--labels", "{tmp}/one.txt"], "one class"),
         (["--labels", "{tmp}/two.txt"], "no labeled training image"),
         (["--epochs", "0"], "--epochs must be at least 1, not 0"),
-        (["--batch-size", "1"], "--batch-size 1"),
+        (["--batch-size", "1"], "--batch-size is 1; give at least 2"),
         (["--lr", "-1"], "--lr must be above 0, not -1"),
         (["--lr", "nan"], "--lr must be above 0, not nan"),
         (["--data", "{tmp}/flat"], "no labels"),

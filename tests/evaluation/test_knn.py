@@ -136,8 +136,6 @@ def test_a_class_without_training_images_is_not_in_the_top_5_by_a_tie() -> None:
         (lambda s: {"test_labels": s[3] + 10}, "no class of the test images"),
         (lambda s: {"test": s[2][:, :2]}, "same encoder"),
         (lambda s: {"test": s[2] * torch.nan}, "not all finite"),
-        (lambda s: {"k": 0}, "k is 0"),
-        (lambda s: {"temperature": 0.0}, "temperature"),
     ],
 )
 def test_bad_input_raises_user_error(change: object, message: str) -> None:

@@ -17,8 +17,8 @@ from snclr.cli.main import main
 from snclr.data.datasets.base import open_dataset
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
+from snclr.evaluation.results import NeighborRow
 from snclr.evaluation.retrieval.index import FAISS_FROM, choose_index, find_similar, list_count
-from snclr.evaluation.retrieval.results import NeighborRow
 from tests.helpers import tiny_run
 
 

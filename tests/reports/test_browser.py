@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
+from snclr.evaluation.results import Neighbor, NeighborRow
 from snclr.reports import page as page_module
 from snclr.reports.classes import ClassTable
 from snclr.reports.embedding_map import TILE, build_map

@@ -12,7 +12,7 @@ from PIL import Image
 
 from snclr.data.decode import BadImage, RGBImage
 from snclr.errors import UserError
-from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
+from snclr.evaluation.results import Neighbor, NeighborRow
 from snclr.reports.figures import neighbors as module
 from snclr.reports.figures.drawing import EDGE_COLORS, save_png
 from snclr.reports.figures.neighbors import LoadImage, draw_neighbors

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
+from snclr.evaluation.results import Neighbor, NeighborRow
 from snclr.reports.accuracies import by_test_set
 from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS

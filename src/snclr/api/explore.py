@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from snclr.api.early_checks import check_file, check_folder, check_numbers, checked_session
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
-from snclr.evaluation.analysis.results import CurateResult
+from snclr.evaluation.results import CurateResult
 from snclr.explorer.results import ExploreResult
 from snclr.runtime.settings import Range
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snclr.api.early_checks import check_file, check_numbers, check_run_and_data, checked_session
 from snclr.api.options import SessionOptions, with_options
-from snclr.evaluation.retrieval.results import (
+from snclr.evaluation.results import (
     FORMATS,
     MAX_NEIGHBORS,
     EmbedResult,

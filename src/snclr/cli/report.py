@@ -15,7 +15,7 @@ from snclr.cli.flags import Command
 from snclr.explorer.jobs import THREADS
 
 if TYPE_CHECKING:
-    from snclr.evaluation.analysis.results import CurateResult
+    from snclr.evaluation.results import CurateResult
     from snclr.explorer.results import ExploreResult
     from snclr.reports.build import ReportResult
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from snclr.api.retrieval import embed, explain, neighbors, search
 from snclr.cli.flags import Command
 from snclr.errors import count
-from snclr.evaluation.retrieval.results import EmbedResult, Explanation, NeighborsResult, SearchResult
+from snclr.evaluation.results import EmbedResult, Explanation, NeighborsResult, SearchResult
 
 if TYPE_CHECKING:
     from snclr.data.loader import Skip

@@ -12,12 +12,11 @@ import torch
 from snclr.diagnostics.host_waits import check_host_waits
 from snclr.diagnostics.kernels import check_kernels
 from snclr.diagnostics.machine import check_machine
-from snclr.diagnostics.memory import check_memory
 from snclr.diagnostics.methods import check_methods, check_overflow
+from snclr.diagnostics.recipe import check_compile, check_memory, check_speed
 from snclr.diagnostics.results import CheckRow, DoctorResult, verdict
 from snclr.diagnostics.runs import check_ranks, check_resume
 from snclr.diagnostics.setup import Setup
-from snclr.diagnostics.speed import check_compile, check_speed
 from snclr.errors import UserError, did_you_mean, first_line
 from snclr.recipes import get_recipe
 from snclr.runtime.device import pick_device

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.distributed.collectives import all_gather_rows, rank_and_size
-from snclr.errors import UserError, count
+from snclr.errors import count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.features import Features
 from snclr.evaluation.leakage import split_warnings
@@ -42,7 +42,6 @@ def evaluate_knn(
     temperature: float, seed: int, baselines: bool | None = None,
 ) -> KnnResult:  # fmt: skip
     """Evaluate a run by kNN, compare it with baselines and record the result."""
-    _check_settings(k, temperature)
     inputs = open_inputs(session, data, test, seed=seed)
     train, queries = inputs.features(session)
     used_k, k_warnings = _choose_k(k, train.labels, inputs.train.classes)
@@ -64,13 +63,6 @@ def evaluate_knn(
             skipped=len(train.skipped) + len(queries.skipped),
         )  # fmt: skip
     return KnnResult.from_record(record)
-
-
-def _check_settings(k: int | Literal["auto"], temperature: float) -> None:
-    if not (k == "auto" or (isinstance(k, int) and k >= 1)) or not temperature > 0:
-        raise UserError(
-            f"k is {k} and the temperature {temperature}; k must be auto or at least 1, the temperature above 0"
-        )
 
 
 def auto_k(class_sizes: Tensor) -> int:
@@ -118,7 +110,6 @@ def knn(
     >>> knn(train, labels, torch.tensor([[2.0, 0.0], [0.1, 1.0]]), torch.tensor([0, 1]), k=2).top1
     1.0
     """
-    _check_settings(k, temperature)
     check_widths(train, test, ("training", "test"))
     keys, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
     classes, known = check_classes(keys.labels, queries.labels)

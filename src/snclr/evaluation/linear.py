@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -144,7 +143,6 @@ def linear_probe(
         base_lr, architecture = (MAE_LR, "all encoders") if mae else paper_lr(encoder)
         why = f", {'MAE' if mae else 'the paper'}'s for {architecture}"
     batch_size = (MAE_BATCH if mae else 4096) if batch_size is None else batch_size
-    _check(epochs, batch_size, [base_lr])
     train_labels, test_labels = match_labels(train, test)
     ids = np.flatnonzero(train_labels >= 0)
     classes = known_classes(torch.from_numpy(train_labels[ids]), torch.from_numpy(test_labels[test_labels >= 0]))
@@ -210,7 +208,6 @@ def linear_cached(
     label -1 are ignored. `data` describes the two sets in the protocol. The classifier is trained on `device` (default:
     that of the features). `stop` raises StopRequested; a call with the same `state` continues.
     """
-    _check(epochs, batch_size, learning_rates)
     known, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
     check_widths(train, test, ("training", "test"))
     classes = known_classes(known.labels, queries.labels)
@@ -303,10 +300,3 @@ def _chosen(trials: list[Trial], lr: float) -> str:
         f", the best of {len(rates)} from {rates[0]:g} to {rates[-1]:g}{edge} on a held-out tenth of each training "
         f"class (top-1 {best:.1%} there), then trained again on all of it"
     )
-
-
-def _check(epochs: int, batch_size: int, learning_rates: Sequence[float]) -> None:
-    if epochs < 1 or batch_size < 1:
-        raise UserError(f"epochs is {epochs} and batch_size {batch_size}; both must be at least 1")
-    if not learning_rates or not all(0 < lr < math.inf for lr in learning_rates):
-        raise UserError(f"the learning rates are {list(learning_rates)}; give at least one, all above 0 and finite")

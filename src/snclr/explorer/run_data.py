@@ -35,9 +35,9 @@ from snclr.data.transforms.views import (
 )
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
+from snclr.evaluation.results import ExplainedTerm
 from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery, same_images
-from snclr.evaluation.retrieval.results import ExplainedTerm
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.methods.common.queue import nearest_neighbors

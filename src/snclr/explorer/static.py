@@ -220,7 +220,7 @@ _IMPORT = re.compile(r'^import (?:\* as (?P<space>\w+)|\{(?P<names>[^}]*)\}) fro
 _EXPORT = re.compile(r"^export (?P<kind>async function|function|class|const|let) (?P<name>\w+)", re.M)
 
 
-def bundle(files: dict[str, bytes], entry: str = "app.js") -> str:
+def bundle(files: dict[str, bytes]) -> str:
     """Join the ES modules to one script: each becomes a function that returns its exports, called in order of imports.
 
     The modules use only `import {a, b} from "./x.js"`, `import * as x from "./x.js"` and `export` of a declaration.
@@ -241,7 +241,7 @@ def bundle(files: dict[str, bytes], entry: str = "app.js") -> str:
         done.pop(name)
         done[name] = f'modules["{name}"] = (() => {{\n{source}\nreturn {{ {returned} }};\n}})();\n'
 
-    add(entry)
+    add("app.js")
     return '"use strict";\nconst modules = {};\n' + "".join(done.values())
 
 

@@ -23,7 +23,6 @@ from snclr.errors import UserError, snclr_command
 from snclr.evaluation.analysis.layout import pca
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
-from snclr.evaluation.retrieval.neighbor_weights import describe_weights, rank_as_trained
 from snclr.evaluation.retrieval.neighbors import pick_queries
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session, data_of
@@ -174,7 +173,7 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
         queries.search, dataset, space.projections(session, dataset, "gallery (projections)")
     )
     queries = queries.take(pick_queries(queries.search, images, seed=options.seed))
-    ranked, weights = rank_as_trained(queries, gallery, options.k, space), describe_weights(space)
+    ranked, weights = retrieval.rank_as_trained(queries, gallery, options.k, space), space.describe_weights()
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}

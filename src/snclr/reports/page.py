@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from snclr.evaluation.retrieval.results import NeighborRow
+from snclr.evaluation.results import NeighborRow
 from snclr.io.jsonl import is_finite_number
 from snclr.reports import accuracies, curves, embedding_map
 from snclr.reports.classes import MAX_MATRIX, ClassTable

@@ -16,7 +16,7 @@ from snclr.errors import UserError
 from snclr.evaluation.analysis import curation
 from snclr.evaluation.analysis.graph import neighbor_graph
 from snclr.evaluation.analysis.lists import Entry, format_list
-from snclr.evaluation.analysis.results import CurateResult
+from snclr.evaluation.results import CurateResult
 from snclr.evaluation.session import Session, data_of, run_encoder
 from snclr.io.atomic import check_writable, explain_unwritable, write_atomic
 
@@ -51,10 +51,8 @@ def curate_run(
     threshold: float, number: int, k: int, overwrite: bool = False,
 ) -> CurateResult:  # fmt: skip
     """Find images of a dataset and write them, with reasons, to `out`; all others to `keep`."""
-    if not -1 <= threshold <= 1 or number < 1 or k < 1:
-        raise UserError(
-            f"threshold {threshold:g}, number {number}, k {k}: allowed are -1 to 1, and at least 1 for the others"
-        )
+    if not -1 <= threshold <= 1:
+        raise UserError(f"threshold must be between -1 and 1, not {threshold:g}")
     session.on_rank_zero(lambda: _check_lists([out] if keep is None else [out, keep], overwrite=overwrite))
     finders: dict[str, Callable[[Images], Findings]] = {
         "duplicates": lambda images: _duplicates(images, threshold),

@@ -44,7 +44,7 @@ class Suspect(NamedTuple):
     """Share of the vote for the image's own label."""
 
 
-def similar_pairs(features: Tensor, threshold: float, report: Report = lambda done, total: None) -> Pairs:
+def similar_pairs(features: Tensor, threshold: float) -> Pairs:
     """Find all pairs with a cosine of at least `threshold`; exact, in blocks. UserError above 200,000 pairs.
 
     >>> similar_pairs(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 0.9).other.tolist()
@@ -64,7 +64,6 @@ def similar_pairs(features: Tensor, threshold: float, report: Report = lambda do
                 f"more than {MAX_PAIRS:,} pairs have a cosine of at least {threshold:g}; give a higher threshold"
             )
         found.append((row + start, column + start, cosine[row, column]))
-        report(min(start + _ROWS, len(features)), len(features))
     one, other, value = (torch.cat(parts) for parts in zip(*found, strict=True))
     order = value.argsort(descending=True, stable=True)
     return Pairs(one[order], other[order], value[order])

@@ -44,13 +44,13 @@ def neighbor_graph(features: Tensor, k: int, report: Report = lambda done, total
     return Graph(cosine, index)
 
 
-def hubness(index: Tensor, n: int | None = None) -> Tensor:
+def hubness(index: Tensor) -> Tensor:
     """Return how often each image is among the k neighbors of another: counts (n,) int64, k on average.
 
     >>> hubness(torch.tensor([[1], [0], [1]])).tolist()
     [1, 2, 0]
     """
-    return torch.bincount(index[index >= 0], minlength=len(index) if n is None else n)
+    return torch.bincount(index[index >= 0], minlength=len(index))
 
 
 def purity(index: Tensor, labels: Tensor) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,17 +58,13 @@ def umap_installed() -> bool:
     return importlib.util.find_spec("umap") is not None
 
 
-def umap_layout(
-    features: Tensor, graph: Graph, *, seed: int = 0, init: Points | None = None, tick: Callable[[], None] | None = None
-) -> Layout:
-    """Lay out features (n, D) by UMAP with 15 exact neighbors, from `graph`; the same seed gives the same layout.
+def umap_layout(features: Tensor, graph: Graph, tick: Callable[[], None] = lambda: None) -> Layout:
+    """Lay out features (n, D) by UMAP with 15 exact neighbors, from `graph`; the seed is 0.
 
     `tick` is called about twice a second; an exception of it does not stop the computation.
     """
     if not umap_installed():
         raise UserError("UMAP needs umap-learn: pip install 'snclr[explore]'; the PCA layout needs nothing")
-    import warnings
-
     neighbors = min(UMAP_NEIGHBORS, len(features) - 1, graph.index.shape[1] + 1)
     if neighbors < 2:
         raise UserError(f"UMAP needs at least three images, not {len(features)}")
@@ -77,38 +75,34 @@ def umap_layout(
     distance = np.concatenate(
         [np.zeros((len(unit), 1), np.float32), (1 - graph.cosine[:, : neighbors - 1]).clamp(min=0).numpy()], axis=1
     )
-    ticker = _Ticker(tick)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # umap warns that a seed makes it single-threaded
-            import umap
+    with _repeated(tick), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # umap warns that a seed makes it single-threaded
+        import umap
 
-            model: Any = umap.UMAP(
-                n_neighbors=neighbors, metric="cosine", random_state=seed, n_jobs=1, min_dist=0.1,
-                init="pca" if init is None else init, precomputed_knn=(index, distance, None),
-                force_approximation_algorithm=True,
-            )  # fmt: skip
-            points = np.asarray(model.fit_transform(unit), np.float32)
-    finally:
-        ticker.stop()
+        model: Any = umap.UMAP(
+            n_neighbors=neighbors, metric="cosine", random_state=0, n_jobs=1, min_dist=0.1,
+            init="pca", precomputed_knn=(index, distance, None),
+            force_approximation_algorithm=True,
+        )  # fmt: skip
+        points = np.asarray(model.fit_transform(unit), np.float32)
     points -= points.mean(axis=0)
-    return Layout(points, f"UMAP: {neighbors} exact neighbors by cosine, min_dist 0.1, seed {seed}")
+    return Layout(points, f"UMAP: {neighbors} exact neighbors by cosine, min_dist 0.1, seed 0")
 
 
-class _Ticker:
-    """Call a function twice a second from a thread until `stop`."""
+@contextlib.contextmanager
+def _repeated(tick: Callable[[], None]) -> Iterator[None]:
+    """Call a function twice a second from a thread during the block."""
+    done = threading.Event()
 
-    def __init__(self, tick: Callable[[], None] | None) -> None:
-        self._done = threading.Event()
-        if tick is not None:
-            threading.Thread(target=self._run, args=(tick,), daemon=True).start()
-
-    def _run(self, tick: Callable[[], None]) -> None:
-        while not self._done.wait(0.5):
+    def repeat() -> None:
+        while not done.wait(0.5):
             tick()
 
-    def stop(self) -> None:
-        self._done.set()
+    threading.Thread(target=repeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def align(points: Points, reference: Points) -> Points:
@@ -142,7 +136,8 @@ def kept_neighbors(index: Tensor, points: Points) -> Tensor:
 def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | None = None) -> Tensor:
     """Return the trustworthiness of a layout at each point (Venna and Kaski, 2001): (n,), or of the given rows.
 
-    1 if the k nearest points on the map are true neighbors; each that is not is counted by its true rank.
+    1 if the k nearest points on the map are true neighbors; each that is not is counted by its true rank:
+    1 − 2 / (k (2n − 3k − 1)) Σ max(0, rank − k).
     """
     unit = F.normalize(features.float(), dim=1)
     n = len(unit)
@@ -157,7 +152,7 @@ def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | Non
         cosine.scatter_(1, rows[part][:, None], torch.inf)  # the point itself has rank 0
         of_near = cosine.gather(1, near[part])
         rank = torch.stack([(cosine > column[:, None]).sum(dim=1) for column in of_near.unbind(dim=1)], dim=1)
-        result[part] = 1 - _penalty(rank, k, n)
+        result[part] = 1 - (rank - k).clamp(min=0).sum(dim=1).float() * (2.0 / (k * (2 * n - 3 * k - 1)))
     return result
 
 
@@ -170,8 +165,3 @@ def _nearest_points(points: Points, rows: Tensor, k: int) -> Tensor:
     own = near == rows[:, None]
     own[~own.any(dim=1), -1] = True  # of more than k equal points, the point itself may be missing
     return near[~own].view(len(rows), k)
-
-
-def _penalty(rank: Tensor, k: int, n: int) -> Tensor:
-    """Return 2 / (k (2n − 3k − 1)) Σ max(0, rank − k) over the map's neighbors (rows, k) → (rows,)."""
-    return (rank - k).clamp(min=0).sum(dim=1).float() * (2.0 / (k * (2 * n - 3 * k - 1)))

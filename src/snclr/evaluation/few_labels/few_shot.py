@@ -17,7 +17,7 @@ from torch import Tensor
 
 from snclr.data.datasets.base import Labels
 from snclr.data.sampler import Ids, epoch_order
-from snclr.errors import UserError, count
+from snclr.errors import count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
 from snclr.evaluation.features import Features
 from snclr.evaluation.few_labels.subsets import sort_by_class
@@ -52,7 +52,6 @@ def evaluate_few_shot(
     baselines: bool | None = None,
 ) -> FewShotResult:  # fmt: skip
     """Evaluate a run with a few labels per class, compare it with baselines and record the result."""
-    _check_settings(labels_per_class, draws)
     inputs = open_inputs(session, data, test, seed=seed)
     train, queries = inputs.features(session)
     settings = {"labels_per_class": labels_per_class, "draws": draws, "seed": seed}
@@ -89,7 +88,6 @@ def few_shot(
     >>> few_shot(train, labels, torch.tensor([[2.0, 0.0], [0.1, 1.0]]), torch.tensor([0, 1]), draws=3).by_draw
     (1.0, 1.0, 1.0)
     """
-    _check_settings(labels_per_class, draws)
     check_widths(train, test, ("training", "test"))
     pool, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
     classes = pool.labels.cpu().numpy()
@@ -118,10 +116,3 @@ def draw_labels(labels: Labels, per_class: int, *, seed: int, draw: int) -> Ids:
     """
     by_class, turn = sort_by_class(labels, epoch_order(len(labels), seed, epoch=draw))
     return np.sort(by_class[turn < per_class])
-
-
-def _check_settings(labels_per_class: int, draws: int) -> None:
-    if labels_per_class < 1 or draws < 1:
-        raise UserError(
-            f"labels_per_class={labels_per_class} and draws={draws} must both be at least 1. Give larger numbers."
-        )

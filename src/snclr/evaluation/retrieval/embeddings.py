@@ -21,7 +21,7 @@ from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
-from snclr.evaluation.retrieval.results import FORMATS, EmbedResult
+from snclr.evaluation.results import FORMATS, EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
 from snclr.io.atomic import atomic_writer, check_writable, explain_unwritable, write_atomic
 from snclr.io.hashing import weights_digest
@@ -56,8 +56,8 @@ def embed_dataset(
 ) -> EmbedResult:  # fmt: skip
     """Write the features of every readable image's center crop to a file."""
     path = check_out(out)
-    if layout not in LAYOUTS or neighbors < 0:
-        raise UserError(f"layout {layout!r}, neighbors {neighbors}: allowed are {', '.join(LAYOUTS)}, and at least 0")
+    if layout not in LAYOUTS:
+        raise UserError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     session.on_rank_zero(lambda: check_writable(path, _UNWRITABLE))
     (encoder, spec), dataset = session.open(
         lambda: (run_encoder(session.run), open_dataset(data or data_of(session.run), split=split, download=True))

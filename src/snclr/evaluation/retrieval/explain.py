@@ -21,8 +21,8 @@ from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
+from snclr.evaluation.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.gallery import Gallery, open_queries, training_images
-from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, neighbor_logits, weighted_loss

@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,8 @@ from snclr.data.sampler import Ids
 from snclr.data.splits import Subset
 from snclr.errors import UserError, count, similar_path
 from snclr.evaluation.features import Features
+from snclr.evaluation.results import Neighbor, NeighborRow
 from snclr.evaluation.retrieval.index import Hits, find_similar
-from snclr.evaluation.retrieval.results import Neighbor, NeighborRow
 from snclr.evaluation.retrieval.space import EmbeddingSpace, Weigh, weigh_by_cosine
 from snclr.evaluation.session import Session, data_of
 from snclr.methods.common.queue import NeighborQueue
@@ -173,6 +173,20 @@ def neighbor_rows(
         row.sort(key=lambda neighbor: -neighbor.w)
         rows.append(NeighborRow(queries.dataset.key(query), query, label, row))
     return rows, hits
+
+
+def rank_as_trained(queries: Queries, gallery: Gallery, k: int, space: EmbeddingSpace) -> list[NeighborRow]:
+    """Return the k nearest gallery images of each query by cosine, ranked by the w that training gives them.
+
+    In training, w is a softmax over the run's K neighbors, even if fewer are shown.
+    """
+    config = space.weighted_config
+    rows, _ = neighbor_rows(queries, gallery, k if config is None else max(k, config.neighbors), weigh=space.weigh)
+    nearest = [sorted(row.neighbors, key=lambda neighbor: -neighbor.cosine)[:k] for row in rows]
+    return [
+        replace(row, neighbors=sorted(kept, key=lambda neighbor: -neighbor.w))
+        for row, kept in zip(rows, nearest, strict=True)
+    ]
 
 
 def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:

@@ -51,7 +51,6 @@ def find_similar(
     tensor([[0, 2],
             [1, 2]])
     """
-    check_k(k)
     check_widths(queries, gallery, ("query", "gallery"))
     q, c = F.normalize(queries.float(), dim=1), F.normalize(gallery.float(), dim=1)
     same = None
@@ -61,12 +60,6 @@ def find_similar(
         return _search_faiss(q, c, k, same)
     cosine, positions = kernels.topk(q, c, k, exclude=same)
     return Hits(cosine, positions, f"exact over {count(len(c), 'image')}", None)
-
-
-def check_k(k: int) -> None:
-    """Raise UserError if k is below 1."""
-    if k < 1:
-        raise UserError(f"k is {k}; give at least 1")
 
 
 def choose_index(index: str, queries: int, images: int) -> str:

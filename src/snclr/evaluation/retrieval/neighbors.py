@@ -18,6 +18,7 @@ from snclr.data.sampler import epoch_order
 from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
 from snclr.evaluation.few_labels.subsets import sort_by_class
+from snclr.evaluation.results import NeighborRow, NeighborsResult
 from snclr.evaluation.retrieval.gallery import (
     Gallery,
     Queries,
@@ -25,9 +26,8 @@ from snclr.evaluation.retrieval.gallery import (
     neighbor_purity,
     open_queries,
     purity_chance,
+    rank_as_trained,
 )
-from snclr.evaluation.retrieval.neighbor_weights import describe_weights, rank_as_trained
-from snclr.evaluation.retrieval.results import NeighborRow, NeighborsResult
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic
@@ -46,8 +46,6 @@ def find_neighbors(
 
     The neighbor purity of a dataset is also recorded in the run's results.jsonl.
     """
-    if k < 1 or rows < 1:
-        raise UserError(f"k is {k} and rows {rows}; both must be at least 1")
     space, dataset = session.open(
         lambda: (
             open_space(session.run, queue=candidates == "queue", device=session.device),
@@ -78,7 +76,7 @@ def find_neighbors(
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
         f"own neighbor; center crops; {shown}{source}"
     )
-    weights = describe_weights(space)
+    weights = space.describe_weights()
     drawn = table if images else table[:rows]
     name = f"neighbors-{Path(images[0]).stem}.png" if images else "neighbors.png"
     figure = RunDir(session.run).figures / name if out is None else Path(out)

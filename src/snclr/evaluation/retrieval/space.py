@@ -17,6 +17,7 @@ from snclr.errors import UserError
 from snclr.evaluation.features import Features
 from snclr.evaluation.session import Session, run_encoder
 from snclr.methods.common.queue import NeighborQueue
+from snclr.methods.config import SoftNeighborConfig
 from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
 from snclr.train.load_run import load_trained_method
 
@@ -56,6 +57,30 @@ class EmbeddingSpace:
         return session.features(
             self.projection_network, dataset, image_size=self.image_size, role="y2", description=description
         ).features
+
+    @property
+    def weighted_config(self) -> SoftNeighborConfig | None:
+        """The settings of a loss in which neighbors are weighted positives; None for any other loss."""
+        config = None if self.criterion is None else self.criterion.config
+        return None if config is None or config.sides in ("negatives", "neither", "other-negatives") else config
+
+    def describe_weights(self) -> str | None:
+        """Describe w in words; None if the run's loss has no w, so that cosines should be shown instead."""
+        c = self.weighted_config
+        if c is None:
+            return None
+        if c.neighbor_weights == "hard":
+            return "w is 1 for every neighbor, as in training (--neighbor-weights hard)"
+        # With gamma "pull", the loss raises the weights; `weigh` returns those before that.
+        gamma = 1.0 if c.gamma == "pull" else c.gamma
+        largest = "each image's largest weight is 1" if gamma == "max" else f"divided by gamma = {gamma:g}"
+        if c.gamma == "pull":
+            largest += ", before the loss raises it (--gamma pull)"
+        equal = 1.0 if gamma == "max" else 1 / c.neighbors / gamma
+        return (
+            f"w is computed as in training: a softmax over the {c.neighbors} nearest neighbors with temperature "
+            f"{c.attention_temperature:g}, {largest}. Equal weights would be {equal:.3f}"
+        )
 
 
 def encoder_space(run: str | Path) -> EmbeddingSpace:

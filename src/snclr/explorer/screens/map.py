@@ -80,7 +80,7 @@ def layout(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Layout:
         def tick() -> None:
             job.done, job.total = min(95, round(100 * (time.monotonic() - start) / expected)), 100
 
-        return umap_layout(features, graph, tick=tick)
+        return umap_layout(features, graph, tick)
 
     title = f"UMAP of {len(explorer.images.dataset):,} images"
     return explorer.jobs.get(f"umap/{run.name}", title, compute, lane="slow")

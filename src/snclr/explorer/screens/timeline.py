@@ -19,6 +19,7 @@ from snclr.explorer.run_data import Matrix, OpenedRun
 from snclr.train.metrics import read_metrics
 
 K = 15
+HISTORY_K = 8
 MAX_STEPS = 24
 
 
@@ -119,8 +120,8 @@ def ids(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
     return next(reversed(step_graphs(explorer, run).values())).ids.numpy().astype(np.float32)
 
 
-def history(explorer: Explorer, run: OpenedRun, index: int, k: int = 8) -> dict[str, Any]:
-    """Return the k neighbors of an image at each kept step, and which entered and left since the step before."""
+def history(explorer: Explorer, run: OpenedRun, index: int) -> dict[str, Any]:
+    """Return the 8 nearest images of an image at each kept step, and which entered and left since the step before."""
     graphs = step_graphs(explorer, run)
     rows = (next(reversed(graphs.values())).ids == index).nonzero()
     if not len(rows):
@@ -128,15 +129,17 @@ def history(explorer: Explorer, run: OpenedRun, index: int, k: int = 8) -> dict[
     row, steps = int(rows[0, 0]), []
     before: list[int] | None = None
     for step, found in graphs.items():
-        near = [n for n in found.graph.index[row, :k].tolist() if n >= 0]
-        cosine = found.graph.cosine[row, :k].tolist()
-        current = [int(found.ids[n]) for n in near]
-        entered: list[int] = [] if before is None else [i for i in current if i not in before]
+        current = [int(found.ids[n]) for n in found.graph.index[row, :HISTORY_K].tolist() if n >= 0]
+        cosine = found.graph.cosine[row].tolist()
         steps.append(
             {
                 "step": step,
                 "neighbors": [
-                    {**explorer.describe(ImageRef("images", i)), "cosine": c, "entered": i in entered}
+                    {
+                        **explorer.describe(ImageRef("images", i)),
+                        "cosine": c,
+                        "entered": before is not None and i not in before,
+                    }
                     for i, c in zip(current, cosine, strict=False)
                 ],
                 "left": [explorer.describe(ImageRef("images", i)) for i in (before or []) if i not in current],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snclr.data.decode import RGBImage
-from snclr.evaluation.retrieval.results import ExplainedTerm, Explanation
+from snclr.evaluation.results import ExplainedTerm, Explanation
 from snclr.reports.figures.drawing import EDGE_COLORS, GRID, image_grid, save_png, show_image
 
 _COLUMNS = 6

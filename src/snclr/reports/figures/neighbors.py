@@ -8,7 +8,7 @@ from typing import Literal
 
 from snclr.data.decode import BadImage, RGBImage
 from snclr.errors import UserError
-from snclr.evaluation.retrieval.results import NeighborRow
+from snclr.evaluation.results import NeighborRow
 from snclr.reports.figures.drawing import EDGE_COLORS, FAINT, image_grid, save_png, show_image
 from snclr.reports.text import visible
 
