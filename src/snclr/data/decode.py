@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +35,14 @@ class BadImage(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def load_or_none(load: Callable[..., RGBImage], *arguments: Any) -> RGBImage | None:
+    """Call a function that loads an image; return None if the image cannot be read."""
+    try:
+        return load(*arguments)
+    except BadImage:
+        return None
 
 
 def decode(path: str | Path, min_side: int | None = None) -> RGBImage:

@@ -52,22 +52,15 @@ def recorded_waits() -> Iterator[collections.Counter[str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = record
-        with _sync_warnings():
+        if not torch.cuda.is_available():
             yield found
-
-
-@contextlib.contextmanager
-def _sync_warnings() -> Iterator[None]:
-    """Let CUDA warn at every wait of the host; without CUDA do nothing."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+            return
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def package_line() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Outcome = Literal["passed", "failed", "measured", "not applicable"]
@@ -35,12 +35,11 @@ class DoctorResult:
     device: str
     rows: tuple[CheckRow, ...]
     seconds: float
-    counts: dict[str, int] = field(init=False)
-    """Number of rows by outcome."""
 
-    def __post_init__(self) -> None:
-        counted = Counter(row.outcome for row in self.rows)
-        object.__setattr__(self, "counts", dict(counted))
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of rows by outcome."""
+        return dict(Counter(row.outcome for row in self.rows))
 
     @property
     def failed(self) -> list[CheckRow]:
@@ -54,7 +53,7 @@ class DoctorResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {**asdict(self), "exit_code": self.exit_code}
+        return {**asdict(self), "counts": self.counts, "exit_code": self.exit_code}
 
 
 def at_most(group: str, name: str, number: float, limit: float, *, advice: str, **more: Any) -> CheckRow:

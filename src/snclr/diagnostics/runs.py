@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -99,9 +98,7 @@ def flags(settings: dict[str, Any]) -> list[str]:
 def run_snclr(*arguments: object) -> None:
     """Run a command of the package in another process; raise RuntimeError with its last lines if it fails."""
     command = [sys.executable, "-m", "snclr", *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PROCESS_SECONDS, env=dict(os.environ), check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
     if done.returncode:
         last = " ".join(done.stderr.strip().splitlines()[-3:])
         raise RuntimeError(f"`snclr {arguments[0]}` ended with {done.returncode}: {last}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
-from snclr.data.decode import BadImage
+from snclr.data.decode import load_or_none
 from snclr.data.loader import Skip
 from snclr.data.splits import holds_out_test, take
 from snclr.errors import UserError, count
@@ -113,8 +113,7 @@ def _digest(path: Path) -> str | None:
 
 def _pixels(dataset: ImageDataset, index: int) -> bytes | None:
     """Return a digest of the shape and the pixels of an image; None if it cannot be read."""
-    try:
-        image = dataset.load(index)
-    except BadImage:
+    image = load_or_none(dataset.load, index)
+    if image is None:
         return None
     return hashlib.sha256(repr(image.shape).encode() + np.ascontiguousarray(image).tobytes()).digest()

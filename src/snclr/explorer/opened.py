@@ -149,13 +149,11 @@ class Explorer:
         return self._keep(pixels[y0:y1, x0:x1], f"box of {self.title(ref)}")
 
     def _keep(self, pixels: RGBImage, title: str) -> ImageRef:
-        if max(pixels.shape[:2]) > _QUERY_SIDE:
-            image = Image.fromarray(np.ascontiguousarray(pixels))
-            image.thumbnail((_QUERY_SIDE, _QUERY_SIDE))
-            pixels = np.asarray(image)
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image.thumbnail((_QUERY_SIDE, _QUERY_SIDE))  # larger ones only
         with self._lock:
             number = next(self._numbers)
-            self._queries[number] = Query(np.array(pixels), title)
+            self._queries[number] = Query(np.array(image), title)
             while len(self._queries) > MAX_QUERIES:
                 self._queries.popitem(last=False)
         return ImageRef("queries", number)
@@ -243,8 +241,7 @@ def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[by
     """Encode an image at no more than `side` pixels: small ones as PNG without loss unless `jpeg`, others as JPEG."""
     image = Image.fromarray(np.ascontiguousarray(pixels))
     small = max(image.size) <= 96 and not jpeg
-    if max(image.size) > side:
-        image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)  # larger ones only
     buffer = io.BytesIO()
     if small:
         image.save(buffer, "PNG")

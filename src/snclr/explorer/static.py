@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from snclr.data.decode import BadImage
+from snclr.data.decode import BadImage, load_or_none
 from snclr.data.splits import sample
 from snclr.errors import UserError
 from snclr.evaluation.state import raise_if_stop_requested
@@ -209,9 +209,8 @@ def _map(run: str, described: dict[str, Any]) -> Iterator[Request]:
 def _write_images(explorer: Explorer, set_name: str, written: _Folder) -> None:
     """Write the images of a set at up to 192 pixels; one that cannot be read is gray."""
     for index in range(len(explorer.sets[set_name].dataset)):
-        try:
-            pixels = explorer.load(ImageRef(set_name, index), SIDE)
-        except BadImage:
+        pixels = load_or_none(explorer.load, ImageRef(set_name, index), SIDE)
+        if pixels is None:
             pixels = np.full((16, 16, 3), 128, np.uint8)
         written.write(f"images/{set_name}/{index}.jpg", encode_image(pixels, SIDE, jpeg=True)[0])
 

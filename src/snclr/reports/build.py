@@ -17,7 +17,7 @@ from snclr import __version__
 from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
-from snclr.data.decode import BadImage, RGBImage
+from snclr.data.decode import load_or_none
 from snclr.data.splits import sample
 from snclr.errors import UserError, snclr_command
 from snclr.evaluation.analysis.layout import pca
@@ -41,6 +41,7 @@ from snclr.train.metrics import with_current_names
 from snclr.train.sessions import read_sessions
 
 LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}
+_NOT_ENCODED = "images were not encoded (--no-embeddings)"
 T = TypeVar("T")
 
 
@@ -121,18 +122,15 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     if not isinstance(dataset, Missing):
         rename_classes(dataset, options.class_names)
     results = read_results(run.path)
-    neighbors: NeighborSection | Missing
-    embedding_map: EmbeddingMap | Missing
-    classes: ClassTable | Missing | None = Missing("images were not encoded (--no-embeddings)")
-    if isinstance(dataset, Missing):
-        neighbors = embedding_map = dataset
-    elif not options.embeddings:
-        neighbors = embedding_map = Missing("images were not encoded (--no-embeddings)")
-    else:
-        some = sample(dataset, options.images, options.seed)
-        neighbors = _or_missing(lambda: compute_neighbors(session, run, some, options))
-        embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
+    reason = dataset if isinstance(dataset, Missing) else Missing(_NOT_ENCODED)
+    neighbors: NeighborSection | Missing = reason
+    embedding_map: EmbeddingMap | Missing = reason
+    classes: ClassTable | Missing | None = Missing(_NOT_ENCODED)
     if options.embeddings:
+        if not isinstance(dataset, Missing):
+            some = sample(dataset, options.images, options.seed)
+            neighbors = _or_missing(lambda: compute_neighbors(session, run, some, options))
+            embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
         classes = _or_missing(lambda: classify_again(session, results, options.class_names))
     logged = () if isinstance(records, Missing) else records
     return Page(
@@ -176,7 +174,8 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
     ranked, weights = retrieval.rank_as_trained(queries, gallery, options.k, space), space.describe_weights()
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
-    uris = {index: _read(dataset, index, lambda image: thumbnail_uri(image, SIDE)) for index in shown}
+    images_shown = {index: load_or_none(dataset.load, index, SIDE) for index in shown}
+    uris = {i: None if image is None else thumbnail_uri(image, SIDE) for i, image in images_shown.items()}
     purity = retrieval.neighbor_purity(ranked)
     measured = (
         f" neighbor purity over all {len(ranked):,} images"
@@ -202,7 +201,8 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
     first, second = layout.explained or (0.0, 0.0)
     classes = [dataset.class_name(index) for index in ids]
     blank = np.full((TILE, TILE, 3), 128, np.uint8)
-    tiles = [_read(dataset, index, lambda image: square_tile(image, TILE)) for index in ids]
+    loaded = (load_or_none(dataset.load, index, SIDE) for index in ids)
+    tiles = [blank if image is None else square_tile(image, TILE) for image in loaded]
     protocol = (
         f"L2-normalized encoder features of {len(ids):,} images of {dataset.name}, projected onto the first two "
         f"principal components. They explain {first:.1%} and {second:.1%} of the variance, so images that are close on "
@@ -212,7 +212,7 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
     protocol += " Labels are used for the colors only." if labeled else ""
     return build_map(
         layout.points.astype(np.float64), [dataset.key(index) for index in ids], classes if labeled else None,
-        np.stack([blank if tile is None else tile for tile in tiles]), protocol,
+        np.stack(tiles), protocol,
     )  # fmt: skip
 
 
@@ -223,14 +223,6 @@ def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
         return encoder, spec.image_size, "encoder"
     method, config = load_trained_method(run.path, torch.device(device))
     return method.exported_encoder, config.image_size, "checkpoint"
-
-
-def _read(dataset: ImageDataset, index: int, convert: Callable[[RGBImage], T]) -> T | None:
-    """Load and convert an image; None if it cannot be read any more."""
-    try:
-        return convert(dataset.load(index, SIDE))
-    except BadImage:
-        return None
 
 
 def _or_missing(compute: Callable[[], T]) -> T | Missing:

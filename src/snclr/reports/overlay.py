@@ -12,14 +12,13 @@ from snclr import __version__
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError
 from snclr.evaluation.results import read_results
-from snclr.io.jsonl import is_finite_number, read_jsonl
+from snclr.io.jsonl import read_jsonl
 from snclr.reports import curves
 from snclr.reports.accuracies import Accuracy, EvalSet, by_test_set, warnings_of
 from snclr.reports.build import ReportResult, read_valid_metrics, write_html
 from snclr.reports.embedding_map import COLORS
-from snclr.reports.page import Missing, chart_data, environment, wall_time
+from snclr.reports.page import HEADLINE, Missing, chart_data, environment, trained_epochs, wall_time
 from snclr.reports.run_state import RunState, read_state
-from snclr.reports.text import format_number
 from snclr.train.config import read_config
 from snclr.train.sessions import read_sessions
 
@@ -89,22 +88,15 @@ def _facts(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[str]]]:
     """Return rows of the table: a title and a text per run."""
     rows = [
         ("state", [run.state.text for run in runs]),
-        ("epochs", [_last_epoch(run) for run in runs]),
+        ("epochs", [" ".join(trained_epochs(run.records, run.settings) or ("–",)).strip() for run in runs]),
         ("wall time", [run.wall_time for run in runs]),
     ]
     last = [curves.last_values(run.records) for run in runs]
     for metric in curves.METRICS:
-        if metric.name in ("loss", "neighbor_purity", "effective_rank") and any(metric.name in one for one in last):
+        if metric.name in HEADLINE and any(metric.name in one for one in last):
             texts = [one[metric.name][1] if metric.name in one else "–" for one in last]
             rows.append((f"last {metric.title.lower()}", texts))
     return rows
-
-
-def _last_epoch(run: OverlaidRun) -> str:
-    epoch, total = run.records[-1].get("epoch") if run.records else None, run.settings.get("epochs")
-    if not is_finite_number(epoch):
-        return "–"
-    return format_number(epoch) + (f" of {format_number(total)}" if is_finite_number(total) else "")  # type: ignore[arg-type]
 
 
 def _accuracies(runs: Sequence[OverlaidRun]) -> list[tuple[EvalSet, list[tuple[str, list[Accuracy | None]]]]]:
@@ -121,12 +113,12 @@ def _accuracies(runs: Sequence[OverlaidRun]) -> list[tuple[EvalSet, list[tuple[s
 
 def _warnings(runs: Sequence[OverlaidRun]) -> list[tuple[str, str]]:
     """Return every warning of the shown accuracies once, with the runs and kinds of evaluation it belongs to."""
-    titles: dict[str, list[str]] = {}
+    titles: dict[str, dict[str, None]] = {}
     for run in runs:
         for cards in by_test_set(run.results).values():
             for kinds, warning in warnings_of(cards):
-                titles.setdefault(warning, []).append(f"{run.name} ({kinds})")
-    return [(", ".join(dict.fromkeys(of)), warning) for warning, of in titles.items()]
+                titles.setdefault(warning, {})[f"{run.name} ({kinds})"] = None
+    return [(", ".join(of), warning) for warning, of in titles.items()]
 
 
 def _different_settings(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[Any]]]:

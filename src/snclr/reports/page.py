@@ -29,6 +29,8 @@ MAX_RESULTS = MAX_SKIPPED = 100
 MAX_TEST_SETS = 6
 """Test sets with a row of cards; the table of evaluations has all."""
 _TOO_LARGE = f"left out: the page would exceed {MAX_BYTES / 1e6:.0f} MB. Use fewer images (--images, --rows)"
+HEADLINE = ("loss", "neighbor_purity", "effective_rank")
+"""Metrics whose last value is shown above the charts."""
 SIDE = 128
 """Pixels of an image with neighbors; smaller images are embedded at their own size."""
 
@@ -178,16 +180,22 @@ def _tiles(
 ) -> list[tuple[str, str, str]]:
     """Return name, value and note of each headline number."""
     tiles = [("state", page.state.title, page.state.note)]
-    if records and is_finite_number(epoch := records[-1].get("epoch")):
-        total = None if isinstance(page.settings, Missing) else page.settings.get("epochs")
-        tiles.append(("epochs", format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""))  # type: ignore[arg-type]
-    headline = ("loss", "neighbor_purity", "effective_rank")
+    if epochs := trained_epochs(records, {} if isinstance(page.settings, Missing) else page.settings):
+        tiles.append(("epochs", *epochs))
     tiles += [
-        (metric.title.lower(), last, "last logged step") for name, (metric, last) in logged.items() if name in headline
+        (metric.title.lower(), last, "last logged step") for name, (metric, last) in logged.items() if name in HEADLINE
     ]
     if page.sessions:
         tiles.append(("wall time", wall_time(page.sessions), "of training"))
     return [*tiles, ("unreadable images", f"{len(page.skipped):,}", "left out")]
+
+
+def trained_epochs(records: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the epochs trained so far and, if known, "of" how many, as text; None if nothing was logged."""
+    epoch, total = records[-1].get("epoch") if records else None, settings.get("epochs")
+    if not is_finite_number(epoch):
+        return None
+    return format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""  # type: ignore[arg-type]
 
 
 def wall_time(sessions: Sequence[Mapping[str, Any]]) -> str:

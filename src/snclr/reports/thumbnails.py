@@ -17,8 +17,8 @@ def thumbnail_uri(image: RGBImage, side: int) -> str:
     """Return the center square, scaled down to at most `side` pixels, as a data URI."""
     square = center_square(image)
     if len(square) > side:
-        return _data_uri(Image.fromarray(square).resize((side, side), Image.Resampling.LANCZOS), "JPEG")
-    return _data_uri(Image.fromarray(square), "PNG")
+        return _data_uri(square_tile(image, side), "JPEG")
+    return _data_uri(square, "PNG")
 
 
 def sprite_uri(tiles: RGBImage, columns: int) -> str:
@@ -28,7 +28,7 @@ def sprite_uri(tiles: RGBImage, columns: int) -> str:
     grid = np.zeros((rows * columns, side, side, 3), np.uint8)
     grid[:count] = tiles
     sprite = grid.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
-    return _data_uri(Image.fromarray(sprite), "JPEG")
+    return _data_uri(sprite, "JPEG")
 
 
 def square_tile(image: RGBImage, side: int) -> RGBImage:
@@ -44,7 +44,8 @@ def center_square(image: RGBImage) -> RGBImage:
     return np.ascontiguousarray(image[top : top + short, left : left + short])
 
 
-def _data_uri(image: Image.Image, kind: str) -> str:
+def _data_uri(image: RGBImage, kind: str) -> str:
     buffer = io.BytesIO()
-    image.save(buffer, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {"optimize": True}))
+    options = {"quality": _JPEG_QUALITY} if kind == "JPEG" else {"optimize": True}
+    Image.fromarray(image).save(buffer, kind, **options)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"

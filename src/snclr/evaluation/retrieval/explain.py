@@ -16,7 +16,7 @@ from torch import Tensor
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
-from snclr.data.decode import BadImage, RGBImage
+from snclr.data.decode import BadImage, RGBImage, load_or_none
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
@@ -89,10 +89,7 @@ def explain_image(
     )  # fmt: skip
 
     def load(term: ExplainedTerm) -> RGBImage | None:
-        try:
-            return pixels if term.index is None else gallery.load(term.index)
-        except BadImage:  # missing or damaged since
-            return None
+        return pixels if term.index is None else load_or_none(gallery.load, term.index)
 
     figure.parent.mkdir(parents=True, exist_ok=True)
     draw(explanation, load, figure)

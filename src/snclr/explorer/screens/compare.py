@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snclr.data.decode import BadImage
+from snclr.data.decode import load_or_none
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap
 from snclr.explorer.jobs import Job
@@ -69,12 +69,10 @@ def _pixels(explorer: Explorer, sample: Tensor, job: Job) -> tuple[Tensor, Tenso
     """Return ids and normalized pixels (m, 3·16·16) of the readable sampled images."""
     run, ids, rows = explorer.run, [], []
     for number, index in enumerate(sample.tolist()):
-        try:
-            view = run.center_view(explorer.load(ImageRef("images", index), 2 * run.image_size))
-        except BadImage:
-            continue
-        ids.append(index)
-        rows.append(F.adaptive_avg_pool2d(view, _PIXEL_SIDE).flatten())
+        pixels = load_or_none(explorer.load, ImageRef("images", index), 2 * run.image_size)
+        if pixels is not None:
+            ids.append(index)
+            rows.append(F.adaptive_avg_pool2d(run.center_view(pixels), _PIXEL_SIDE).flatten())
         if number % 100 == 0:
             job.report(number, len(sample))
     return torch.tensor(ids), F.normalize(torch.stack(rows), dim=1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from snclr.data.decode import BadImage, RGBImage
+from snclr.data.decode import RGBImage, load_or_none
 from snclr.errors import UserError
 from snclr.evaluation.results import NeighborRow
 from snclr.reports.figures.drawing import EDGE_COLORS, FAINT, image_grid, save_png, show_image
@@ -37,13 +37,13 @@ def draw_neighbors(
     for column, axis in enumerate(axes[0]):
         axis.set_title(f"Neighbor {column}" if column else "Input", fontsize=11, color=FAINT)
     for row, (query_axis, *neighbor_axes) in zip(rows, axes, strict=True):
-        show_image(query_axis, _load(load_query, row.index), visible(row.label or row.key, 18))
+        show_image(query_axis, load_or_none(load_query, row.index), visible(row.label or row.key, 18))
         for rank, (axis, neighbor) in enumerate(zip(neighbor_axes, row.neighbors, strict=False), start=1):
             weight = f"w{str(rank).translate(_SUBSCRIPTS)} = {neighbor.w:.3f}"
             caption = weight if show == "w" else f"cosine {neighbor.cosine:.3f}"
             if neighbor.same_class is False and neighbor.label:
                 caption += f"\n{visible(neighbor.label, 20)}"
-            image = _load(load_candidate, neighbor.index)
+            image = load_or_none(load_candidate, neighbor.index)
             show_image(axis, image, caption, edge=EDGE_COLORS[neighbor.same_class])
     if any(neighbor.same_class is not None for row in rows for neighbor in row.neighbors):
         _draw_legend(figure)
@@ -56,10 +56,3 @@ def _draw_legend(figure: object) -> None:
     edges = {True: "same class as the input", False: "another class"}
     handles = [Patch(facecolor="white", edgecolor=EDGE_COLORS[same], linewidth=2, label=edges[same]) for same in edges]
     figure.legend(handles=handles, loc="lower left", ncols=2, frameon=False, fontsize=9)  # type: ignore[attr-defined]
-
-
-def _load(load: LoadImage, index: int) -> RGBImage | None:
-    try:
-        return load(index)
-    except BadImage:  # readable when its features were computed, but not any more
-        return None
