@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snclr.data.decode import BadImage
+from snclr.data.workers import read_items
 from snclr.errors import UserError
 from snclr.evaluation.detection.annotations import CocoObject
 from snclr.evaluation.detection.batches import (
@@ -17,7 +18,6 @@ from snclr.evaluation.detection.batches import (
     draw_geometry,
     load_image,
     make_sample,
-    read_items,
     scaled_size,
 )
 from snclr.evaluation.detection.coco import CocoSet, open_coco

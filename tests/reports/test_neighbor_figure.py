@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from snclr.data.decode import BadImage, RGBImage
-from snclr.errors import UserError
 from snclr.evaluation.results import Neighbor, NeighborRow
 from snclr.reports.figures import neighbors as module
 from snclr.reports.figures.drawing import EDGE_COLORS, save_png
@@ -101,12 +100,6 @@ def test_an_unreadable_image_is_a_gray_tile(tmp_path: Path) -> None:
     axis = shown(draw(tmp_path, row(True), load_candidate=fail))[1]
     assert (axis.images[0].get_array() == 240).all()
     assert [text.get_text() for text in axis.texts] == ["cannot be read"]
-
-
-def test_no_rows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at least one query"):
-        draw_neighbors([], load, load, tmp_path / "a.png")
-    assert not (tmp_path / "a.png").exists()
 
 
 def test_pyplot_is_not_imported(tmp_path: Path) -> None:

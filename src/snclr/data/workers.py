@@ -38,6 +38,17 @@ _GRACE_SECONDS = 1.0  # for a worker to end by itself
 _FEEDER_SECONDS = 10.0  # for a thread of a closed queue to end
 
 
+def read_items(
+    items: Dataset[Item], start: int, stop: int, *, workers: int, in_memory: bool = False, pin: bool = False
+) -> Iterator[Item]:
+    """Yield items start … stop - 1, computed ahead by `workers` processes, or one thread if the data is in memory."""
+    if workers == 0 or start == stop:
+        return map(items.__getitem__, range(start, stop))
+    if in_memory:
+        return in_thread(items.__getitem__, start, stop)
+    return in_processes(items, start, stop, workers=workers, pin=pin)
+
+
 def in_thread(compute: Callable[[int], Item], start: int, stop: int) -> Iterator[Item]:
     """Yield compute(start) … compute(stop - 1), computed ahead by one thread."""
     ahead: deque[Future[Item]] = deque()

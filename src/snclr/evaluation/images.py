@@ -17,7 +17,7 @@ from snclr.data.loader import Skip
 from snclr.data.sampler import Ids, cached_epoch_order
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import TRAIN_CROP, crop_view, crop_views
-from snclr.data.workers import in_processes, in_thread
+from snclr.data.workers import read_items
 
 
 class Request(NamedTuple):
@@ -103,11 +103,8 @@ def read_chunks(
     """
     reader = _Reader(dataset, plan, image_size)
     first = plan.first_request(start)
-    if workers == 0 or first == len(plan):
-        return map(reader.__getitem__, range(first, len(plan)))
-    if isinstance(dataset, ArrayDataset):
-        return in_thread(reader.__getitem__, first, len(plan))
-    return in_processes(reader, first, len(plan), workers=workers, pin=pin)
+    in_memory = isinstance(dataset, ArrayDataset)
+    return read_items(reader, first, len(plan), workers=workers, in_memory=in_memory, pin=pin)
 
 
 @dataclass

@@ -19,7 +19,6 @@ from snclr.evaluation.results import KnnResult
 from snclr.evaluation.scoring import (
     Score,
     check_classes,
-    check_widths,
     describe_sets,
     labeled,
     top_accuracies,
@@ -110,7 +109,6 @@ def knn(
     >>> knn(train, labels, torch.tensor([[2.0, 0.0], [0.1, 1.0]]), torch.tensor([0, 1]), k=2).top1
     1.0
     """
-    check_widths(train, test, ("training", "test"))
     keys, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
     classes, known = check_classes(keys.labels, queries.labels)
     class_sizes = torch.unique(keys.labels, return_counts=True)[1]

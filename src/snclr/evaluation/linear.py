@@ -33,7 +33,6 @@ from snclr.evaluation.results import LinearResult
 from snclr.evaluation.scoring import (
     Labeled,
     Score,
-    check_widths,
     describe_sets,
     known_classes,
     labeled,
@@ -209,7 +208,6 @@ def linear_cached(
     that of the features). `stop` raises StopRequested; a call with the same `state` continues.
     """
     known, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
-    check_widths(train, test, ("training", "test"))
     classes = known_classes(known.labels, queries.labels)
     features = StandardizedFeatures(
         known.features, torch.searchsorted(classes, known.labels), torch.device(device or train.device)

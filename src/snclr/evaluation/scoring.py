@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snclr.data.datasets.base import ImageDataset, Labels, align_labels
+from snclr.data.datasets.base import ImageDataset, Labels
+from snclr.data.labels import renumber_labels
 from snclr.errors import UserError, count, first_names
 
 _HOW_TO_LABEL = (
@@ -72,7 +73,7 @@ class Labeled(NamedTuple):
 
 
 def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Labels]:
-    """Return the labels of both datasets in one numbering by class name."""
+    """Return the labels of both datasets in one numbering by class name: two folders may number theirs differently."""
     for dataset, part in ((train, "training"), (test, "test")):
         if dataset.labels is None or not bool((dataset.labels >= 0).any()):
             raise UserError(f"the {part} images ({dataset.name}) have no labels. To label them, {_HOW_TO_LABEL}")
@@ -80,7 +81,7 @@ def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Label
     assert test.labels is not None
     if train.classes is None or test.classes is None or train.classes == test.classes:
         return train.labels, test.labels
-    aligned = align_labels(test, train.classes)
+    aligned = renumber_labels(test.labels, test.classes, train.classes)
     lost = np.unique(test.labels[(test.labels >= 0) & (aligned < 0)])
     if len(lost):
         names = [test.classes[number] for number in lost]
@@ -95,11 +96,6 @@ def labeled(features: Tensor, labels: Tensor | None, part: str) -> Labeled:
     """Return the labeled rows on the features' device; UserError if there are none or features are not finite."""
     if labels is None or not bool((labels >= 0).any()):
         raise UserError(f"the {part} images have no labels. To label them, {_HOW_TO_LABEL}")
-    if features.ndim != 2 or labels.shape != (len(features),):
-        raise UserError(
-            f"the {part} set has features {tuple(features.shape)} and labels {tuple(labels.shape)}; "
-            "give (n, d) and (n,)"
-        )
     if not bool(features.isfinite().all()):
         raise UserError(
             f"the features of the {part} images are not all finite: the encoder's weights are damaged or its training "
@@ -111,15 +107,6 @@ def labeled(features: Tensor, labels: Tensor | None, part: str) -> Labeled:
         return Labeled(features, labels, 0)
     known = known.to(features.device)
     return Labeled(features[known], labels[known], int((~known).sum()))
-
-
-def check_widths(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
-    """Raise UserError if features (n, d) and (m, d) differ in d."""
-    if first.shape[1:] != second.shape[1:]:
-        raise UserError(
-            f"{names[0]} features {tuple(first.shape)} and {names[1]} features {tuple(second.shape)} differ in width; "
-            "take both from the same encoder"
-        )
 
 
 def check_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,6 +58,8 @@ class EvalState:
     parent: Path
     name: str
     identity: dict[str, Any]
+    keep: bool = False
+    """Whether the folder is kept, with other files of the caller."""
 
     def __post_init__(self) -> None:
         self.identity = json.loads(json.dumps(self.identity))  # tuples become lists, as in the saved state
@@ -74,7 +76,8 @@ class EvalState:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if rank_and_size()[0] == 0 and (kind is None or not any(path.is_dir() for path in self.folder.iterdir())):
+        is_empty = kind is None or not any(path.is_dir() for path in self.folder.iterdir())
+        if rank_and_size()[0] == 0 and not self.keep and is_empty:
             discard(self.folder)  # finished, or nothing was saved
         self._lock.release()
 

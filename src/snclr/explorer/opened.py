@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ COMPARED = 20_000
 """Images whose neighbors Compare finds by the features of two runs, which exist for all images; the exact search takes
 time quadratic in this number."""
 _QUERY_SIDE = 1024
-_CACHED_BYTES = 96 * 2**20
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Explorer:
         self._queries: OrderedDict[int, Query] = OrderedDict()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._encoded: OrderedDict[tuple[str, int, int], tuple[bytes, str]] = OrderedDict()
-        self._encoded_bytes = 0
+        # The largest take some hundred kilobytes each.
+        self._thumbnail = lru_cache(maxsize=500)(lambda ref, side: encode_image(self.load(ref, side), side))
 
     def opening(self) -> str:
         """Return what was opened, in one line."""
@@ -169,18 +169,7 @@ class Explorer:
 
     def thumbnail(self, ref: ImageRef, side: int) -> tuple[bytes, str]:
         """Return an image of at most `side` pixels, encoded again (no metadata of the file), and its media type."""
-        cached = (ref.set, ref.index, side)
-        with self._lock:
-            if cached in self._encoded:
-                self._encoded.move_to_end(cached)
-                return self._encoded[cached]
-        result = encode_image(self.load(ref, side), side)
-        with self._lock:
-            self._encoded[cached] = result
-            self._encoded_bytes += len(result[0])
-            while self._encoded_bytes > _CACHED_BYTES:
-                self._encoded_bytes -= len(self._encoded.popitem(last=False)[1][0])
-        return result
+        return self._thumbnail(ref, side)
 
     # Features
 

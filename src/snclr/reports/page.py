@@ -20,7 +20,8 @@ from snclr.reports import accuracies, curves, embedding_map
 from snclr.reports.classes import MAX_MATRIX, ClassTable
 from snclr.reports.embedding_map import EmbeddingMap
 from snclr.reports.run_state import RunState
-from snclr.reports.text import format_number, format_seconds, visible
+from snclr.reports.text import format_number, visible
+from snclr.runtime.progress import duration
 
 MAX_BYTES = 5_000_000
 """Largest page, small enough for an email; sections that do not fit are left out, with a note."""
@@ -201,7 +202,7 @@ def trained_epochs(records: Sequence[Mapping[str, Any]], settings: Mapping[str, 
 def wall_time(sessions: Sequence[Mapping[str, Any]]) -> str:
     """Return the training time over all sessions, as text; one that was killed did not record its time."""
     seconds = [session.get("seconds") for session in sessions]
-    total = format_seconds(sum(value for value in seconds if is_finite_number(value)))  # type: ignore[misc]
+    total = duration(sum(value for value in seconds if is_finite_number(value)))  # type: ignore[misc]
     return total if all(map(is_finite_number, seconds)) else f"over {total}"
 
 

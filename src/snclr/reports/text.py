@@ -33,20 +33,6 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
-def format_seconds(seconds: float) -> str:
-    """Format a duration with its two largest units.
-
-    >>> format_seconds(7.4), format_seconds(185), format_seconds(7260), format_seconds(200_000)
-    ('7 s', '3 min 5 s', '2 h 1 min', '2 d 7 h')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    first = next((number for number, (value, _) in enumerate(parts) if value), 3)
-    return " ".join(f"{value} {unit}" for value, unit in parts[first : first + 2] if value) or "0 s"
-
-
 def _show(character: str) -> str:
     if character in _JOINERS or unicodedata.category(character) not in _HIDDEN_CATEGORIES:
         return character

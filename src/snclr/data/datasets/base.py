@@ -15,7 +15,6 @@ import numpy as np
 
 from snclr.data.decode import RGBImage, decode
 from snclr.data.labels import Labels as Labels
-from snclr.data.labels import renumber_labels
 from snclr.data.parts import split_part
 from snclr.data.sampler import Ids, cached_epoch_order
 from snclr.errors import UserError, did_you_mean, similar_path
@@ -77,11 +76,9 @@ class ArrayDataset(ImageDataset):
     """Prefix of keys; empty: the name."""
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[3] != 3:
-            raise UserError(
-                f"images must be uint8 of shape (n, height, width, 3); got {self.images.dtype} {self.images.shape}"
-            )
-        _check_labels(self.labels, len(self.images))
+        assert self.images.dtype == np.uint8
+        assert self.images.shape[3:] == (3,)
+        assert self.labels is None or self.labels.shape == (len(self.images),)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -111,9 +108,6 @@ class FileDataset(ImageDataset):
     files: Sequence[str] = field(repr=False)
     labels: Labels | None = field(default=None, repr=False)
     classes: list[str] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        _check_labels(self.labels, len(self.files))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -205,23 +199,8 @@ def _not_found(text: str) -> UserError:
     )
 
 
-def align_labels(dataset: ImageDataset, classes: Sequence[str]) -> Labels:
-    """Return a dataset's labels (n,) numbered by another list of class names; -1 for classes that are not in it.
-
-    Two folders or lists may number their classes differently, so labels are compared by name.
-    """
-    if dataset.labels is None or dataset.classes is None:
-        return np.full(len(dataset), -1, dtype=np.int64)
-    return renumber_labels(dataset.labels, dataset.classes, classes)
-
-
 def _digest(parts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
-
-
-def _check_labels(labels: Labels | None, length: int) -> None:
-    if labels is not None and (labels.dtype != np.int64 or labels.shape != (length,)):
-        raise UserError(f"labels must be int64 of shape ({length},); got {labels.dtype} {labels.shape}")

@@ -66,15 +66,9 @@ def open_list(path: Path, *, name: str) -> FileDataset:
     """
     if path.suffix.lower() in SUFFIXES:
         raise UserError(f"{name} is a single image; give a folder of images or a text list of them")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{name} cannot be read as a text list of image paths: {error}") from error
     files: list[str] = []
     names: list[str | None] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, line in read_list_file(path, name):
         file, *label = (part.strip() for part in line.split("\t"))
         if len(label) > 1 or not file:
             raise UserError(f"{name}, line {number}: expected a path, or a path, one TAB and a label; got {line!r}")
@@ -90,6 +84,15 @@ def open_list(path: Path, *, name: str) -> FileDataset:
         )
     labels, classes = number_labels(names)
     return FileDataset(name, path.parent, files, labels, classes)
+
+
+def read_list_file(path: Path, name: str) -> list[tuple[int, str]]:
+    """Return number and text of the lines of a list that are neither empty nor a comment."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{name} cannot be read as a text list of image paths: {error}") from error
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
 
 
 def split_folder(folder: Path, split: str) -> Path:

@@ -69,12 +69,9 @@ def purity(index: Tensor, labels: Tensor) -> Tensor:
 
 def mutual(index: Tensor) -> Tensor:
     """Return whether each neighbor of an image has that image among its own neighbors (n, k); False for -1."""
-    result = torch.zeros_like(index, dtype=torch.bool)
-    for start in range(0, len(index), _ROWS):
-        rows = index[start : start + _ROWS]
-        own = torch.arange(start, start + len(rows))
-        result[start : start + len(rows)] = (index[rows.clamp(min=0)] == own[:, None, None]).any(dim=2) & (rows >= 0)
-    return result
+    blocks = zip(torch.split(index, _ROWS), torch.split(torch.arange(len(index)), _ROWS), strict=True)
+    found = [(index[near.clamp(min=0)] == own[:, None, None]).any(dim=2) & (near >= 0) for near, own in blocks]
+    return torch.cat(found)
 
 
 def reciprocity(index: Tensor) -> Tensor:
@@ -94,9 +91,6 @@ def overlap(one: Tensor, other: Tensor) -> Tensor:
     >>> overlap(torch.tensor([[1, 2]]), torch.tensor([[2, 3]])).tolist()
     [0.5]
     """
-    shared = torch.empty(len(one))
-    for start in range(0, len(one), _ROWS):
-        rows = slice(start, start + _ROWS)
-        same = (one[rows, :, None] == other[rows, None, :]) & (one[rows, :, None] >= 0)
-        shared[rows] = same.any(dim=2).sum(dim=1).float()
-    return shared / max(1, one.shape[1])
+    blocks = zip(torch.split(one, _ROWS), torch.split(other, _ROWS), strict=True)
+    found = [(a[:, :, None] == b[:, None, :]).any(dim=2) & (a >= 0) for a, b in blocks]
+    return torch.cat(found).sum(dim=1) / max(1, one.shape[1])

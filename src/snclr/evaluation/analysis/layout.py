@@ -141,8 +141,7 @@ def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | Non
     """
     unit = F.normalize(features.float(), dim=1)
     n = len(unit)
-    if not 2 * n - 3 * k - 1 > 0:
-        raise UserError(f"trustworthiness of {n} images is defined for k below {(2 * n - 1) / 3:.0f}, not {k}")
+    assert 2 * n - 3 * k - 1 > 0
     rows = torch.arange(n) if rows is None else rows
     near = _nearest_points(points, rows, k)
     result = torch.empty(len(rows))

@@ -6,9 +6,9 @@ The pixels do not depend on the number of workers or ranks, nor on a resume. An 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from torch.utils.data import Dataset
 from snclr.data.decode import BadImage, RGBImage, decode
 from snclr.data.sampler import batch_ids
 from snclr.data.transforms.rng import REPLACEMENT, uniforms
-from snclr.data.workers import in_processes
 from snclr.evaluation.detection.annotations import CocoObject, rle_runs
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.settings import DetectSettings
@@ -29,7 +28,6 @@ GEOMETRY, SAMPLING = 0, 1
 """Streams of random numbers per image: size and flip, and the sampling of anchors and regions."""
 _REPLACEMENT_TRIES = 20
 _SEEDS = 2**31
-Item = TypeVar("Item")
 
 
 class Sample(NamedTuple):
@@ -184,10 +182,3 @@ def draw_geometry(settings: DetectSettings, epoch: int, number: int) -> tuple[in
     sides = settings.short_sides
     drawn = uniforms(settings.seed, epoch, np.array([number]), GEOMETRY, 2)[0]
     return sides[int(drawn[0] * len(sides))], bool(drawn[1] < 0.5)
-
-
-def read_items(items: Dataset[Item], start: int, stop: int, workers: int) -> Iterator[Item]:
-    """Yield the items start … stop - 1, prepared by `workers` processes."""
-    if workers == 0:
-        return map(items.__getitem__, range(start, stop))
-    return in_processes(items, start, stop, workers=workers)

@@ -28,11 +28,10 @@ from snclr.evaluation.detection.scoring import Detection, average_precision, det
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
 from snclr.evaluation.results import append_result
+from snclr.evaluation.state import EvalState, fit_task
 from snclr.io.atomic import check_writable, discard, remove_leftovers, write_atomic
-from snclr.io.hashing import sha256_json, weights_digest
-from snclr.io.locking import FileLock, lock_folder
+from snclr.io.hashing import weights_digest
 from snclr.runtime.stop import StopFlag
-from snclr.train.trainer import Trainer, load_latest_checkpoint
 
 _SHOWN_FAULTS = 10
 
@@ -107,56 +106,47 @@ def _train(
                 f"too few images of {train.file} have objects: {len(chosen)}, fewer than one batch of "
                 f"{settings.batch_size}. Give --batch-size {max(1, len(chosen))} or less."
             )
-        identity = _identity(start, chosen, settings)
-        folder = run / f"detect-{start.tag}-{sha256_json(identity)[:12]}"
+        saved = EvalState(run, f"detect-{start.tag}", _identity(start, chosen, settings), keep=True)
         torch.manual_seed(settings.seed)
         model = build_detector(start.encoder, start.spec, len(chosen.categories), settings)
-    check_equal_across_ranks(lambda: identity["start"], f"weights in {run}")
+    check_equal_across_ranks(lambda: saved.identity["start"], f"weights in {run}")
+    folder, checkpoints = saved.folder, saved.folder / "checkpoints"
     task = DetectionTask(model, chosen, settings, fabric, folder / "nonfinite.json", workers)
-    lock = FileLock(folder / ".detect.lock")
-    checkpoints = folder / "checkpoints"
-    try:
+    with saved:
         with raise_on_all_ranks():
             if fabric.is_global_zero:
-                lock_folder(lock, "the same fine-tuning", "give a run in a directory you own")
                 remove_leftovers(checkpoints)
-        with raise_on_all_ranks():
             trained = open_detector(folder, fabric.device)
         if trained is not None:
             if not quiet:
                 print(f"already trained: {folder}; evaluating it", file=sys.stderr)
             return trained
         with StopFlag() as stop:
-            Trainer(
-                task=task, description="fine-tuning", checkpoints=checkpoints, stop=stop, identity=identity,
+            fit_task(
+                task, saved, checkpoints.name, description="fine-tuning", stop=stop, device=fabric.device, quiet=quiet,
                 start_message=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
-                quiet=quiet,
-            ).fit(load_latest_checkpoint(checkpoints, fabric.device, identity, quiet=quiet))  # fmt: skip
+            )  # fmt: skip
         with raise_on_all_ranks():
             if fabric.is_global_zero:
                 protocol = _training_protocol(settings, start, chosen, len(train), fabric.world_size)
-                save_detector(task, folder, identity, start=start.description, protocol=protocol)
+                save_detector(task, folder, saved.identity, start=start.description, protocol=protocol)
                 if checkpoints.is_dir():
                     discard(checkpoints)
         with raise_on_all_ranks():
             trained = open_detector(folder, fabric.device)
         assert trained is not None
         return trained
-    finally:
-        lock.release()
 
 
 def _identity(start: InitialWeights, chosen: CocoSet, settings: DetectSettings) -> dict[str, Any]:
     """Return the JSON values that determine the trained weights."""
-    identity = {
+    return {
         "settings": asdict(settings),
         "start": weights_digest(start.encoder.state_dict()),
         "encoder": start.spec.to_dict(),
         "data": chosen.fingerprint(),
         "categories": list(chosen.categories.items()),
     }
-    plain: dict[str, Any] = json.loads(json.dumps(identity))  # tuples become lists, as in a checkpoint
-    return plain
 
 
 def _record(

@@ -20,8 +20,9 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from snclr.data.decode import BadImage
+from snclr.data.workers import read_items
 from snclr.distributed.collectives import all_gather_objects, rank_share
-from snclr.evaluation.detection.batches import load_image, read_items, resize_image, scaled_size
+from snclr.evaluation.detection.batches import load_image, resize_image, scaled_size
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.runtime.device import to_device
@@ -86,7 +87,8 @@ def detect_objects(
     detections: list[Detection] = []
     bad: dict[int, str] = {}
     with Progress("detecting", len(share), quiet=quiet) as progress:
-        for number, image, reason in read_items(_TestImages(coco, settings), share.start, share.stop, workers):
+        tested = read_items(_TestImages(coco, settings), share.start, share.stop, workers=workers)
+        for number, image, reason in tested:
             if image is None:
                 bad[number] = reason
             else:

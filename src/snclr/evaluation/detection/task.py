@@ -17,10 +17,11 @@ from torchvision.models.detection import MaskRCNN
 
 from snclr.checkpoint import state
 from snclr.checkpoint.format import Checkpoint
+from snclr.data.workers import read_items
 from snclr.distributed.collectives import all_gather_ints, all_reduce_sum
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
-from snclr.evaluation.detection.batches import DetectionSteps, StepSamples, read_items
+from snclr.evaluation.detection.batches import DetectionSteps, StepSamples
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.model import loss_counts, training_inputs
 from snclr.evaluation.detection.settings import DetectSettings, learning_rate
@@ -61,7 +62,7 @@ class DetectionTask(TrainTask[StepSamples]):
         """Yield this rank's samples from step `start` on."""
         self.model.train()
         steps = DetectionSteps(self.coco, self.settings, self.fabric.global_rank, self.fabric.world_size)
-        for batch in read_items(steps, start, self.total_steps, self.workers):
+        for batch in read_items(steps, start, self.total_steps, workers=self.workers):
             self._new_skips.update({number: why for number, why in batch.bad.items() if number not in self.bad})
             if not batch.samples:
                 examples = "; ".join(f"{self.coco.path(i)}: {why}" for i, why in list(batch.bad.items())[:3])

@@ -24,7 +24,7 @@ from snclr.evaluation.few_labels.subsets import sort_by_class
 from snclr.evaluation.knn import knn
 from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import FewShotResult
-from snclr.evaluation.scoring import Score, check_widths, describe_sets, labeled
+from snclr.evaluation.scoring import Score, describe_sets, labeled
 from snclr.evaluation.session import Session, open_inputs
 from snclr.evaluation.state import EvalState
 from snclr.runtime.stop import StopFlag
@@ -88,7 +88,6 @@ def few_shot(
     >>> few_shot(train, labels, torch.tensor([[2.0, 0.0], [0.1, 1.0]]), torch.tensor([0, 1]), draws=3).by_draw
     (1.0, 1.0, 1.0)
     """
-    check_widths(train, test, ("training", "test"))
     pool, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
     classes = pool.labels.cpu().numpy()
     scores = []

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from snclr.data.datasets.base import ImageDataset, Labels
+from snclr.data.datasets.folder import read_list_file
 from snclr.data.sampler import Ids, epoch_order
 from snclr.errors import UserError, count
 from snclr.evaluation.few_labels.share import read_share
@@ -102,11 +103,7 @@ def read_list(path: Path, dataset: ImageDataset) -> Ids:
         raise UserError(
             f"--labels {str(path)!r} is neither a share such as 1% or 10% nor a file with one image name per line"
         )
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a text list of file names: {error}") from error
-    wanted = list(dict.fromkeys(line.strip() for line in lines if line.strip() and not line.startswith("#")))
+    wanted = list(dict.fromkeys(line.strip() for _, line in read_list_file(path, str(path))))
     if not wanted:
         raise UserError(f"{path} names no images; give one file name per line, such as n01440764_10026.JPEG")
     by_name: dict[str, list[tuple[str, int]]] = {}

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.errors import UserError, count
-from snclr.evaluation.scoring import check_widths
 from snclr.methods.common import kernels
 
 INDICES = ("auto", "exact", "faiss")
@@ -51,7 +50,11 @@ def find_similar(
     tensor([[0, 2],
             [1, 2]])
     """
-    check_widths(queries, gallery, ("query", "gallery"))
+    if queries.shape[1] != gallery.shape[1]:
+        raise UserError(
+            f"query features {tuple(queries.shape)} and gallery features {tuple(gallery.shape)} differ in width; "
+            "take both from the same encoder"
+        )
     q, c = F.normalize(queries.float(), dim=1), F.normalize(gallery.float(), dim=1)
     same = None
     if query_ids is not None and gallery_ids is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from snclr.errors import UserError
-from snclr.evaluation.analysis.graph import hubness, overlap, purity, reciprocity
+from snclr.evaluation.analysis.graph import Graph, hubness, overlap, purity, reciprocity
 from snclr.evaluation.analysis.layout import (
     Layout,
     kept_neighbors,
@@ -110,14 +110,14 @@ def fidelity(explorer: Explorer, run: OpenedRun, name: LayoutName) -> dict[str, 
 def values(explorer: Explorer, run: OpenedRun, mode: str, name: LayoutName = "pca") -> Array:
     """Return one value per image (n,), NaN if unknown: class and cluster are numbers, all others a quantity."""
     features = explorer.features(run, "encoder")
+    labels = explorer.labels(features.ids)
     if mode == "class":
-        labels = explorer.labels(features.ids)
         if labels is None:
             raise UserError("the images have no labels")
         return labels.float().where(labels >= 0, torch.nan).numpy()
     jobs: dict[str, tuple[str, Callable[[Job], Tensor]]] = {
         "cluster": ("clusters", lambda job: _clusters(features.features, explorer)),
-        "purity": ("neighbor purity", lambda job: _purity(explorer, run)),
+        "purity": ("neighbor purity", lambda job: _purity(explorer.graph(run), labels)),
         "reciprocity": ("mutual neighbors", lambda job: reciprocity(explorer.graph(run).index)),
         "hubness": ("hubness", lambda job: hubness(explorer.graph(run).index).float()),
         "loss": ("loss of each image", lambda job: _losses(explorer, run, job)),
@@ -142,11 +142,10 @@ def true_neighbors(explorer: Explorer, run: OpenedRun, row: int) -> list[int]:
     return [n for n in index[row, :FIDELITY_K].tolist() if n >= 0]
 
 
-def _purity(explorer: Explorer, run: OpenedRun) -> Tensor:
-    labels = explorer.labels(explorer.features(run, "encoder").ids)
+def _purity(graph: Graph, labels: Tensor | None) -> Tensor:
     if labels is None:
         raise UserError("purity needs labels")
-    return purity(explorer.graph(run).index, labels)
+    return purity(graph.index, labels)
 
 
 def _losses(explorer: Explorer, run: OpenedRun, job: Job) -> Tensor:

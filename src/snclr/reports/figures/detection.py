@@ -13,7 +13,6 @@ import torch
 from torchvision.utils import draw_segmentation_masks
 
 from snclr.data.decode import RGBImage
-from snclr.errors import UserError
 from snclr.evaluation.detection.batches import load_image, object_mask
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.scoring import Detection
@@ -59,8 +58,6 @@ def draw_predictions(
 
 def draw_detections(images: Sequence[DrawnImage], path: Path | str, *, title: str, score: float) -> None:
     """Write the figure to `path` (PNG); `score` is the threshold named in the heading of the predictions."""
-    if not images:
-        raise UserError("there are no images to draw; give --draw a number above 0")
     pairs = min(_PAIRS_PER_ROW, len(images))
     rows = -(-len(images) // pairs)
     tallest = max(len(one.image) / one.image.shape[1] for one in images)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from snclr.data.decode import RGBImage, load_or_none
-from snclr.errors import UserError
 from snclr.evaluation.results import NeighborRow
 from snclr.reports.figures.drawing import EDGE_COLORS, FAINT, image_grid, save_png, show_image
 from snclr.reports.text import visible
@@ -30,8 +29,6 @@ def draw_neighbors(
     `show` selects the number under each neighbor. Edges are green for the query's class, red for another class and
     gray for an unknown one.
     """
-    if not rows:
-        raise UserError("there are no rows to draw; choose at least one query image")
     columns = max(1, *(len(row.neighbors) for row in rows))
     figure, axes = image_grid(len(rows), columns + 1, title=title or "")
     for column, axis in enumerate(axes[0]):
