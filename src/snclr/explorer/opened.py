@@ -29,7 +29,6 @@ from snclr.explorer.run_data import (
     Matrix,
     Network,
     OpenedRun,
-    Space,
     open_images,
     open_test,
 )
@@ -167,6 +166,10 @@ class Explorer:
         label = None if ref.set == "queries" else self.sets[ref.set].dataset.class_name(ref.index)
         return {"set": ref.set, "id": ref.index, "key": self.title(ref), "label": label}
 
+    def image(self, index: int | Tensor, **values: Any) -> dict[str, Any]:
+        """Describe an explored image as JSON values, with further `values`."""
+        return {**self.describe(ImageRef("images", int(index))), **values}
+
     def thumbnail(self, ref: ImageRef, side: int) -> tuple[bytes, str]:
         """Return an image of at most `side` pixels, encoded again (no metadata of the file), and its media type."""
         return self._thumbnail(ref, side)
@@ -186,10 +189,6 @@ class Explorer:
             return matrix
 
         return self.jobs.get(f"features/{run.name}/{network}/{set_name}", title, compute)
-
-    def space(self, run: OpenedRun, space: Space, set_name: str = "images") -> Matrix:
-        """Return the features by which a space ranks images, or raise Pending."""
-        return self.features(run, "y2" if space == "projection" else "encoder", set_name)
 
     def graph(self, run: OpenedRun) -> Graph:
         """Return the exact neighbor graph of the encoder features, or raise Pending."""

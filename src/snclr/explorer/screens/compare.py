@@ -93,8 +93,7 @@ def compare(explorer: Explorer, one: str, other: str, *, limit: int = 60, offset
         "histogram": counts.tolist(),
         "purity": [mean_purity(a.index, labels), mean_purity(b.index, labels)],
         "images": [
-            {**explorer.describe(ImageRef("images", int(ids[row]))), "overlap": float(shared[row])}
-            for row in order[offset : offset + limit].tolist()
+            explorer.image(ids[row], overlap=float(shared[row])) for row in order[offset : offset + limit].tolist()
         ],
     }
 
@@ -112,11 +111,11 @@ def pair(explorer: Explorer, one: str, other: str, index: int) -> dict[str, Any]
     for side, own, others in ((a, lists[0], lists[1]), (b, lists[1], lists[0])):
         near = []
         for i, cosine in zip(own, side.cosine[row].tolist(), strict=False):
-            image = explorer.describe(ImageRef("images", i))
+            image = explorer.image(i)
             same = None if label is None or image["label"] is None else label == image["label"]
             near.append({**image, "cosine": cosine, "common": i in others, "same": same})
         sides.append(near)
-    return {"query": explorer.describe(ImageRef("images", index)), "one": sides[0], "other": sides[1]}
+    return {"query": explorer.image(index), "one": sides[0], "other": sides[1]}
 
 
 def _sides(explorer: Explorer, one: str, other: str) -> tuple[Graph, Graph, Tensor]:

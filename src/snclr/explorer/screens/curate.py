@@ -27,13 +27,10 @@ def duplicates(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     once = (graph.index >= 0) & ((rows < graph.index) | ~mutual(graph.index))
     one, other, cosine = rows[once], graph.index[once], graph.cosine[once]
     best = cosine.argsort(descending=True)[:MAX_PAIRS]
-    shown = sorted({*one[best].tolist(), *other[best].tolist()})
+    columns = [column[best].tolist() for column in (features.ids[one], features.ids[other], cosine)]
     return {
-        "pairs": [
-            [int(features.ids[a]), int(features.ids[b]), round(float(c), 5)]
-            for a, b, c in zip(one[best].tolist(), other[best].tolist(), cosine[best].tolist(), strict=True)
-        ],
-        "images": {str(int(features.ids[row])): _image(explorer, int(features.ids[row])) for row in shown},
+        "pairs": [[a, b, round(c, 5)] for a, b, c in zip(*columns, strict=True)],
+        "images": {str(index): explorer.image(index) for index in sorted({*columns[0], *columns[1]})},
         "floor": round(float(cosine[best].min()), 4) if len(best) else 1.0,
         "note": f"the {len(best):,} most similar pairs among the {GRAPH_K} nearest neighbors of each image",
     }
@@ -48,7 +45,7 @@ def leaking(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     pairs = []
     for a, b, cosine in zip(found.one[:MAX_LISTED].tolist(), found.other.tolist(), found.cosine.tolist(), strict=False):
         one = explorer.describe(ImageRef("test", int(test.ids[a])))
-        pairs.append({"test": one, "train": _image(explorer, int(train.ids[b])), "cosine": cosine})
+        pairs.append({"test": one, "train": explorer.image(train.ids[b]), "cosine": cosine})
     return {"pairs": pairs, "count": len(test.ids)}
 
 
@@ -57,7 +54,7 @@ def outliers(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     features, graph = explorer.features(run, "encoder"), explorer.graph(run)
     scores = outlier_scores(graph)
     order = scores.argsort(descending=True)[:MAX_LISTED].tolist()
-    images = [{**_image(explorer, int(features.ids[row])), "score": float(scores[row])} for row in order]
+    images = [explorer.image(features.ids[row], score=float(scores[row])) for row in order]
     return {"images": images, "k": graph.index.shape[1], "median": float(scores.median())}
 
 
@@ -69,7 +66,7 @@ def suspects(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
         raise UserError("suspect labels need labels: one folder per class, or a list with labels")
     found = suspect_labels(graph, labels)
     images = [
-        {**_image(explorer, int(features.ids[s.row])), "voted": classes[s.voted], "share": s.share, "own": s.own_share}
+        explorer.image(features.ids[s.row], voted=classes[s.voted], share=s.share, own=s.own_share)
         for s in found[:MAX_LISTED]
     ]
     return {"images": images, "total": len(found), "labeled": int((labels >= 0).sum()), "k": graph.index.shape[1]}
@@ -83,10 +80,8 @@ def diverse(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
         return diverse_subset(features.features, min(MAX_SUBSET, len(features.ids)), job.report)
 
     rows, cosines = explorer.jobs.get(f"diverse/{run.name}", "diverse subset", compute)
-    images = [
-        {**_image(explorer, int(features.ids[row])), "cosine": cosine}
-        for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True)
-    ]
+    chosen = zip(features.ids[rows].tolist(), cosines.tolist(), strict=True)
+    images = [explorer.image(index, cosine=cosine) for index, cosine in chosen]
     return {"images": images, "count": len(features.ids)}
 
 
@@ -111,7 +106,3 @@ def export(explorer: Explorer, body: dict[str, Any]) -> str:
     header += [f"left out: {images.dataset.key(index)}: {reason}" for index, reason in left_out.items()]
     kept = [Entry(index, "") for index in range(len(images.dataset)) if index not in left_out]
     return format_list(images.dataset, kept, header)
-
-
-def _image(explorer: Explorer, index: int) -> dict[str, Any]:
-    return explorer.describe(ImageRef("images", index))

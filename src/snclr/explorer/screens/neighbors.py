@@ -17,6 +17,8 @@ from snclr.explorer.run_data import Matrix, Network, OpenedRun, Space
 from snclr.methods.common import kernels
 
 MAX_K = 200
+NETWORKS: dict[Space, Network] = {"projection": "y2", "encoder": "encoder"}
+"""The network whose features rank images in a space."""
 
 
 def galleries(explorer: Explorer, run: OpenedRun) -> list[dict[str, Any]]:
@@ -42,7 +44,7 @@ def neighbors(
         raise UserError(f"{run.title} has no {space} features; choose from {', '.join(run.spaces)}")
     candidates, set_name = _gallery(explorer, run, gallery, space)
     own_id = ref.index if ref.set == set_name else -1
-    query = query_features(explorer, run, "y2" if space == "projection" else "encoder", ref)
+    query = query_features(explorer, run, NETWORKS[space], ref)
     started = time.perf_counter()
     unit = F.normalize(query, dim=1)
     own = (candidates.ids == own_id).nonzero()[:, 0]
@@ -112,7 +114,7 @@ def _gallery(explorer: Explorer, run: OpenedRun, gallery: str, space: Space) -> 
         return queue, explorer.trained_on
     if gallery not in explorer.sets:
         raise UserError(f"there is no gallery {gallery!r}; choose from {', '.join(explorer.sets)} or queue")
-    return explorer.space(run, space, gallery), gallery
+    return explorer.features(run, NETWORKS[space], gallery), gallery
 
 
 def _loss_terms(

@@ -14,7 +14,7 @@ from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, purity
 from snclr.evaluation.analysis.layout import Points, align, pca
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import SAMPLE, Explorer, ImageRef
+from snclr.explorer.opened import SAMPLE, Explorer
 from snclr.explorer.run_data import Matrix, OpenedRun
 from snclr.train.metrics import read_metrics
 
@@ -130,23 +130,12 @@ def history(explorer: Explorer, run: OpenedRun, index: int) -> dict[str, Any]:
     before: list[int] | None = None
     for step, found in graphs.items():
         current = [int(found.ids[n]) for n in found.graph.index[row, :HISTORY_K].tolist() if n >= 0]
-        cosine = found.graph.cosine[row].tolist()
-        steps.append(
-            {
-                "step": step,
-                "neighbors": [
-                    {
-                        **explorer.describe(ImageRef("images", i)),
-                        "cosine": c,
-                        "entered": before is not None and i not in before,
-                    }
-                    for i, c in zip(current, cosine, strict=False)
-                ],
-                "left": [explorer.describe(ImageRef("images", i)) for i in (before or []) if i not in current],
-            }
-        )
+        pairs = zip(current, found.graph.cosine[row].tolist(), strict=False)
+        near = [explorer.image(i, cosine=c, entered=before is not None and i not in before) for i, c in pairs]
+        left = [explorer.image(i) for i in before or [] if i not in current]
+        steps.append({"step": step, "neighbors": near, "left": left})
         before = current
-    return {"query": explorer.describe(ImageRef("images", index)), "steps": steps}
+    return {"query": explorer.image(index), "steps": steps}
 
 
 def _unit(points: Points) -> Points:
