@@ -3,7 +3,8 @@
 Symbols: global batch B, world size G, N = B/G images per rank, Q queue entries, D dimensions, K neighbors, U distinct
 neighbors selected by the whole batch. One multiply-add is two operations.
 
-    color       2 views × passes over N·3·S² values of S pixels a side, if the color stage runs on the same processor
+    color       2 views × instructions of, and passes over, N·3·S² values of S pixels a side, the longer of both, if the
+                color stage runs on the same processor
     encoder     2 views × (forward and backward, 3F, and the target network's forward, F') × N
     search      2 directions × 2·N·Q·D operations, and passes over N·Q similarities in memory
     loss        2 directions × value and gradient × 2·N·(B + U)·D operations, and passes over N·(B + U) logits
@@ -27,8 +28,9 @@ from dataclasses import dataclass
 _TOPK_BUFFER, _LSE_ROWS, _LSE_KEYS = 2**25, 1024, 2048
 _TOPK_KERNELS, _LSE_KERNELS, _PUSH_KERNELS = 15, 10, 15
 _TOPK_PASSES, _LSE_PASSES = 3, 8
-_COLOR_KERNELS, _COLOR_PASSES = 833, 141
-"""Kernels of the color stage for two views, and bytes moved per byte of a float32 view, counted by device.py."""
+_COLOR_KERNELS, _COLOR_PASSES, _COLOR_INSTRUCTIONS = 10, 6.1, 397
+"""The compiled color stage as counted by device.py: kernels for two views with their copies of parameters, bytes moved
+per byte of a float32 view, and instructions per value of a view."""
 _UPDATE_BYTES = 44
 """Bytes moved per parameter: AdamW reads and writes weight, gradient and two moments; the EMA update follows."""
 
@@ -62,6 +64,7 @@ class Machine:
     far_link: float  # bytes per second into a node; data for all of its ranks crosses the network once
     ranks_per_node: int = 8
     colors: bool = True  # whether the color stage runs on the processor of the step, as on a GPU
+    instructions: float = math.inf  # achieved instructions per second of all threads, for fused element-wise kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +87,15 @@ class Job:
 
 A100 = Machine(
     name="A100", peak=312e12, float32=0.7 * 19.5e12, memory=0.8 * 1.555e12, launch=5e-6, start=10e-6, near_hop=1e-6,
-    far_hop=5e-6, near_link=200e9, far_link=0.8 * 50e9,
+    far_hop=5e-6, near_link=200e9, far_link=0.8 * 50e9, instructions=0.7 * 64 * 108 * 1.41e9,
 )  # fmt: skip
 H100 = Machine(
     name="H100", peak=989e12, float32=0.7 * 67e12, memory=0.8 * 3.35e12, launch=5e-6, start=10e-6, near_hop=1e-6,
-    far_hop=5e-6, near_link=300e9, far_link=0.8 * 50e9,
+    far_hop=5e-6, near_link=300e9, far_link=0.8 * 50e9, instructions=0.7 * 64 * 132 * 1.98e9,
 )  # fmt: skip
 V100 = Machine(
     name="V100", peak=125e12, float32=0.7 * 15.7e12, memory=0.8 * 0.9e12, launch=5e-6, start=10e-6, near_hop=1e-6,
-    far_hop=5e-6, near_link=100e9, far_link=0.8 * 12.5e9,
+    far_hop=5e-6, near_link=100e9, far_link=0.8 * 12.5e9, instructions=0.7 * 64 * 80 * 1.53e9,
 )  # fmt: skip
 
 
@@ -118,8 +121,9 @@ def color_seconds(job: Job, machine: Machine) -> float:
     """Return the seconds of the color stage for both views of one rank's images; 0 if it runs elsewhere."""
     if not machine.colors:
         return 0.0
-    views = 2 * job.rows * 3 * job.image_size**2 * 4
-    return _COLOR_PASSES * views / machine.memory + _COLOR_KERNELS * machine.launch
+    values = 2 * job.rows * 3 * job.image_size**2
+    moving, computing = _COLOR_PASSES * 4 * values / machine.memory, _COLOR_INSTRUCTIONS * values / machine.instructions
+    return max(moving, computing) + _COLOR_KERNELS * machine.launch
 
 
 def search_seconds(job: Job, machine: Machine) -> float:

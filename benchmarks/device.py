@@ -4,11 +4,14 @@
     python benchmarks/device.py --json     # the same, with one JSON object as the last line
 
 The code of the package runs on meta tensors, which have shapes but no values, and every operation is counted. A size
-that depends on values is given: U distinct neighbors (cost_model.py), no image of the batch in the queue. Calculated
-for each kernel: the longest of its launch, its bytes over the memory bandwidth, and its operations over the rate of
-matrix products (data sheets in cost_model.py). The encoder runs in bf16 and the loss in float32. No GPU was measured.
+that depends on values is given: U distinct neighbors (cost_model.py), no image of the batch in the queue. The color
+stage is compiled on a GPU; its kernels are those of inductor's scheduler (compiled_kernels.py). Calculated for each
+kernel: the longest of its launch, its bytes over the memory bandwidth, its operations over the rate of matrix products
+(data sheets in cost_model.py), and for compiled kernels its instructions over 70 % of 64 per clock and multiprocessor.
+The encoder runs in bf16 and the loss in float32. No GPU was measured.
 
-color      both views of all images, from uint8 to normalized float32
+color      both views of all images, from uint8 to normalized float32 in the memory format of training
+eager      the same without torch.compile: transform by transform
 search     the nearest entries of the queue, for both views
 lse        log-sum-exp over batch and neighbors with its gradient, in both directions
 loss       positiveness, lse and the rest of Eq. 2 with its gradient, in both directions
@@ -18,11 +21,13 @@ encoder    forward and backward of the encoder, and forward of the target encode
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,8 +38,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from compiled_kernels import compiled_kernels
 from cost_model import A100, H100, Job, Machine, distinct_picks
-from snclr.data.transforms.views import color_views
+from snclr.data.transforms import compiled_color, views
+from snclr.data.transforms.fused_color import fused_color
 from snclr.methods.common import kernels
 from snclr.methods.common.kernels import Keys
 from snclr.methods.snclr.loss import SoftNeighborLoss
@@ -60,14 +67,15 @@ class Counts:
     host_waits: int = 0
     seconds: dict[str, float] | None = None
 
-    def add(self, moved: int, operations: int, half: bool) -> None:
+    def add(self, moved: int, operations: int, half: bool, instructions: int = 0) -> None:
         """Add a kernel; `half` if its products run in half precision."""
         self.kernels += 1
         self.bytes += moved
         self.operations += operations
         self.seconds = self.seconds or dict.fromkeys((machine.name for machine in MACHINES), 0.0)
         for machine in MACHINES:
-            self.seconds[machine.name] += kernel_seconds(machine, moved, operations, half=half)
+            products = kernel_seconds(machine, moved, operations, half=half)
+            self.seconds[machine.name] += max(products, instructions / machine.instructions)
 
 
 def kernel_seconds(machine: Machine, moved: int, operations: int, *, half: bool) -> float:
@@ -137,13 +145,13 @@ def counted(job: Job) -> Iterator[Counts]:
 def count_parts(config: PretrainConfig, job: Job) -> dict[str, Counts]:
     """Count every part of a step of one rank."""
     parts = {
-        "color": color_part(config, job),
+        "eager": color_part(config, job),
         "search": search_part(config, job),
         "lse": lse_part(config, job),
         "loss": loss_part(config, job),
         "encoder": encoder_part(config, job),
     }
-    found = {}
+    found = {"color": compiled_color_counts(config, job)}
     for name, part in parts.items():
         with counted(job) as counts:
             part()
@@ -151,14 +159,40 @@ def count_parts(config: PretrainConfig, job: Job) -> dict[str, Counts]:
     return found
 
 
+def compiled_color_counts(config: PretrainConfig, job: Job) -> Counts:
+    """Count the color stage as a GPU runs it: the copy of the parameters and the compiled kernels of each view."""
+    calls: list[tuple[list[tuple[tuple[int, ...], torch.dtype]], dict[str, Any]]] = []
+
+    def record(*given: Any, channels_last: bool) -> Tensor:
+        *tensors, steps = given
+        calls.append(([(tuple(t.shape), t.dtype) for t in tensors], {"steps": steps, "channels_last": channels_last}))
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        return torch.empty(tensors[0].shape, device="meta", memory_format=memory_format)
+
+    with (
+        mock.patch.object(compiled_color, "COMPILED_DEVICES", {"meta"}),
+        mock.patch.object(views, "compiled_color", record),
+    ):
+        part = color_part(config, job)
+        part()  # copies the constants, once per process
+        calls.clear()
+        with counted(job) as counts:
+            part()
+    for shapes, options in calls:
+        fused = functools.partial(fused_color, **options)
+        for kernel in compiled_kernels(fused, shapes, compiled_color.known_options()):
+            counts.add(kernel.bytes, 0, half=False, instructions=kernel.instructions)
+    return counts
+
+
 def color_part(config: PretrainConfig, job: Job) -> Callable[[], None]:
     side, ids = config.image_size, np.arange(int(job.rows))
     images = torch.empty(len(ids), 3, side, side, dtype=torch.uint8, device="meta")
+    options: Any = {"seed": 0, "epoch": 0, "ids": ids, "memory_format": torch.channels_last}
 
     def run() -> None:
         for view, settings in enumerate(view_settings(config)):
-            colored = color_views(images, settings, seed=0, epoch=0, ids=ids, view=view)
-            colored.contiguous(memory_format=torch.channels_last)
+            views.color_views(images, settings, view=view, **options)
 
     return run
 

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from snclr.data.datasets.base import open_dataset
+from snclr.data.transforms import compiled_color
+from snclr.data.transforms.fused_color import fused_color
 from snclr.data.transforms.views import VIEW_GROUPS, color_views
 from snclr.evaluation.detection.coco import open_coco
 from snclr.evaluation.detection.model import build_detector
@@ -162,12 +165,29 @@ class Evaluations:
         return views.y1
 
     def color(self) -> Any:
-        """Run the color stage of all sorts of views."""
-        images = to_device(torch.randint(0, 256, (8, 3, 24, 24), dtype=torch.uint8), DEVICE)
-        found = None
-        for pair in VIEW_GROUPS.values():
-            for view, settings in enumerate(pair):
-                found = color_views(images, settings, seed=0, epoch=0, ids=np.arange(8), view=view)
+        """Run the color stage of all sorts of views transform by transform."""
+        return self.color_views(8, list(VIEW_GROUPS))
+
+    def color_views(self, count: int, groups: list[str]) -> Any:
+        """Return the last of the views, which must all have the values of the CPU."""
+        pixels, ids = torch.randint(0, 256, (count, 3, 24, 24), dtype=torch.uint8), np.arange(count)
+        images, found = to_device(pixels, DEVICE), None
+        for name in groups:
+            for view, settings in enumerate(VIEW_GROUPS[name]):
+                options: Any = {"seed": 0, "epoch": 0, "ids": ids, "view": view, "memory_format": torch.channels_last}
+                found = color_views(images, settings, **options)
+                difference = found.elem - color_views(pixels, settings, **options)  # type: ignore[attr-defined]
+                assert difference.abs().max() < 1e-3, (name, view)
+        return found
+
+    def compiled_color(self) -> Any:
+        """Run the function that a GPU compiles, operation by operation."""
+        with (
+            mock.patch.object(compiled_color, "COMPILED_DEVICES", {NAME}),
+            mock.patch.object(compiled_color, "_compiled", return_value=fused_color),
+        ):
+            found = self.color_views(48, [name for name, pair in VIEW_GROUPS.items() if not pair[0].randaugment])
+        assert not compiled_color._failed
         return found
 
     def classes(self) -> torch.Tensor:
@@ -186,6 +206,7 @@ class Evaluations:
 
 PARTS: dict[str, Callable[[Evaluations], Any]] = {
     "color": Evaluations.color,
+    "compiled color": Evaluations.compiled_color,
     "features": Evaluations.features,
     "knn": Evaluations.knn,
     "linear cached": Evaluations.linear_cached,

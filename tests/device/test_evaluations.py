@@ -38,7 +38,7 @@ def test_a_detector_convolves_in_half_and_pools_in_single_precision(counted, wor
 
 
 def test_evaluations_without_autocast_compute_in_single_precision(counted):
-    for name in ("features", "finetune step", "color"):
+    for name in ("features", "finetune step", "color", "compiled color"):
         for kinds in counted["1"][name]["dtypes"].values():
             assert not {"torch.bfloat16", "torch.float16", "torch.float64"} & set(kinds), name
 

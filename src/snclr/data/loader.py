@@ -200,8 +200,14 @@ class ViewLoader:
             on_device = [to_device(part, self._device) for part in crops.crops]
             views = tuple(
                 color_views(
-                    on_device[v], settings[v], seed=self._stage1.seed, epoch=crops.epoch, ids=crops.ids, view=v
-                ).contiguous(memory_format=self._memory_format)
+                    on_device[v],
+                    settings[v],
+                    seed=self._stage1.seed,
+                    epoch=crops.epoch,
+                    ids=crops.ids,
+                    view=v,
+                    memory_format=self._memory_format,
+                )
                 for v in range(len(settings))
             )
         labels = self._stage1.dataset.labels

@@ -21,6 +21,8 @@ from snclr.data.decode import RGBImage
 from snclr.data.sampler import Ids
 from snclr.data.transforms import color, randaugment
 from snclr.data.transforms import crop as crops
+from snclr.data.transforms.compiled_color import can_compile, compiled_color
+from snclr.data.transforms.fused_color import Steps, parameter_table
 from snclr.data.transforms.rng import uniforms
 from snclr.errors import UserError
 from snclr.runtime.device import threads_for, to_device
@@ -170,12 +172,35 @@ def crop_views(
         return crops.crop_batch(images, boxes, flips, size)
 
 
-def color_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int, ids: Ids, view: int) -> Tensor:
-    """Apply stage 2, uint8 (n, 3, S, S) → normalized float32 of the same shape, on the device of `images`."""
+def color_views(
+    images: Tensor,
+    settings: ViewSettings,
+    *,
+    seed: int,
+    epoch: int,
+    ids: Ids,
+    view: int,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """Apply stage 2, uint8 (n, 3, S, S) → normalized float32 of the same shape, on the device of `images`.
+
+    It is compiled on a GPU (`compiled_color`). Otherwise each transform runs on the images that it changes.
+    """
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS + (randaugment.NUMBERS if settings.randaugment else 0))
+    steps = _color_steps(settings)
+    if steps is not None and can_compile(images.device):
+        table = to_device(_parameter_table(settings, numbers, images), images.device)
+        channels_last = memory_format == torch.channels_last
+        colored = compiled_color(images, table, _mean_and_scale(images.device), steps, channels_last=channels_last)
+        if colored is not None:
+            return colored
+    return _color_rows(images, settings, numbers).contiguous(memory_format=memory_format)
+
+
+def _color_rows(images: Tensor, settings: ViewSettings, numbers: Floats) -> Tensor:
+    """Apply each transform of stage 2 to the images that it changes."""
     chosen = _chosen_rows(settings, numbers)
-    sigma, kernel = blur_widths(numbers[chosen["blur"], _SIGMA], images.shape[-1])
-    weights = color.blur_weights(sigma, kernel, images.shape[-2], images.shape[-1]).float()
+    weights = _blur_weights(numbers[chosen["blur"]], images)
     factors = torch.from_numpy(_jitter_factors(settings, numbers)).float()  # (n, 4)
     # Two copies for all row numbers and all parameters.
     rows_t = to_device(torch.from_numpy(np.concatenate(list(chosen.values()))), images.device)
@@ -198,6 +223,46 @@ def color_views(images: Tensor, settings: ViewSettings, *, seed: int, epoch: int
             _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
         _change_(x, rows["solarize"], lambda part, _: color.solarize(part))
         return _normalize_(x)
+
+
+def _color_steps(settings: ViewSettings) -> Steps | None:
+    """Return the steps to compile; None if a view is only normalized, or has RandAugment.
+
+    RandAugment rounds to gray levels, and some of its operations amplify the difference of one level, so that views on
+    a GPU would differ from those on a CPU.
+    """
+    jitter = settings.jitter > 0 and bool(_jitter_limits(settings).any())
+    steps = Steps(
+        jitter=jitter,
+        contrast=jitter and settings.contrast > 0,
+        gray=settings.grayscale > 0,
+        blur=settings.blur > 0,
+        solarize=settings.solarize > 0,
+    )
+    return None if steps == Steps() or settings.randaugment or settings.pycontrast else steps
+
+
+def _parameter_table(settings: ViewSettings, numbers: Floats, images: Tensor) -> Tensor:
+    """Return the parameters of all transforms for `fused_color`, one row per image."""
+    gray, blurred, solarize = (
+        numbers[:, number] < probability
+        for number, probability in ((_GRAY, settings.grayscale), (_BLUR, settings.blur), (_SOLARIZE, settings.solarize))
+    )
+    return parameter_table(
+        orders=(numbers[:, _ORDER] * len(_ORDERS)).astype(np.int64),
+        jittered=numbers[:, _JITTER] < settings.jitter,
+        factors=_jitter_factors(settings, numbers),
+        gray=gray,
+        solarize=solarize,
+        blurred=blurred,
+        weights=_blur_weights(numbers[blurred], images),
+    )
+
+
+def _blur_weights(numbers: Floats, images: Tensor) -> Tensor:
+    """Return the weights of the images with these numbers, float32 (n, reach + 1)."""
+    sigma, kernel = blur_widths(numbers[:, _SIGMA], images.shape[-1])
+    return color.blur_weights(sigma, kernel, images.shape[-2], images.shape[-1]).float()
 
 
 def normalize(images: RGBImage | Tensor, device: torch.device | str = "cpu") -> Tensor:
@@ -268,6 +333,11 @@ def _change_(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
     mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
     return mean, std
+
+
+@functools.lru_cache(maxsize=4)
+def _mean_and_scale(device: torch.device) -> Tensor:
+    return to_device(torch.tensor([MEAN, [1 / std for std in STD]]), device)
 
 
 def _normalize_(x: Tensor) -> Tensor:
