@@ -69,7 +69,9 @@ def explore(
             static_folder.check_folder(Path(static), overwrite=overwrite)
         else:
             listener = stack.enter_context(open_socket(port))
-        explorer = Explorer(stack.enter_context(opened), other, data=data, test=test, gallery=gallery)
+        explorer = Explorer(
+            stack.enter_context(opened), other, data=data, test=test, gallery=gallery, served=static is None
+        )
         stack.callback(explorer.join)
         stack.callback(explorer.close)  # before it is joined
         if static is not None:

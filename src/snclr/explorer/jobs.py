@@ -72,9 +72,13 @@ class Job:
 
 
 class Jobs:
-    """Compute each key once. A failed job is forgotten, so that the next request tries again."""
+    """Compute each key once. A failed job is forgotten, so that the next request tries again.
 
-    def __init__(self) -> None:
+    With `yields`, the threads have a lower priority: the browser and the requests come first.
+    """
+
+    def __init__(self, *, yields: bool = True) -> None:
+        self._yields = yields
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._lanes: dict[Lane, queue.SimpleQueue[Job]] = {"main": queue.SimpleQueue(), "slow": queue.SimpleQueue()}
@@ -130,7 +134,7 @@ class Jobs:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self, waiting: queue.SimpleQueue[Job]) -> None:
-        if sys.platform == "linux":  # the browser and the requests come first; threads of torch inherit it
+        if self._yields and sys.platform == "linux":  # threads of torch inherit it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self.closed:
             with contextlib.suppress(queue.Empty):

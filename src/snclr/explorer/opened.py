@@ -70,10 +70,10 @@ class Explorer:
 
     def __init__(
         self, session: Session, other: str | Path | None = None, *, data: str | None = None, test: str | None = None,
-        gallery: str | None = None,
+        gallery: str | None = None, served: bool = True,
     ) -> None:  # fmt: skip
         run = session.run
-        self.jobs = Jobs()
+        self.jobs = Jobs(yields=served)
         self.run = OpenedRun("a", run, session)
         self.other = None if other is None else OpenedRun("b", Path(other), session)
         images, training, self.trained_on = open_images(run, data)

@@ -63,7 +63,7 @@ def write_static(explorer: Explorer, folder: Path, *, images: int = 1_000, quiet
     written = _Folder(folder)
     (folder / MARKER).write_text("written by snclr explore --static\n")
     with Progress("static page", total=None, unit="parts", quiet=quiet) as progress:
-        read = {name: partial(_finished, explorer, reader) for name, reader in _readers(explorer).items()}
+        read = {name: partial(_finished, explorer, progress, reader) for name, reader in _readers(explorer).items()}
         for chunk, requests in _requests(explorer, read):
             values = {}
             for name, params in requests:
@@ -108,8 +108,10 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True).replace("<", "\\u003c")
 
 
-def _finished(explorer: Explorer, read: Read, params: dict[str, Any]) -> Any:
+def _finished(explorer: Explorer, progress: Progress, read: Read, params: dict[str, Any]) -> Any:
     """Return the value of a request when its jobs are done; an error is a value too, as the page shows it.
+
+    `progress` names the job that it waits for.
 
     Raise StopRequested after a stop signal.
     """
@@ -118,6 +120,7 @@ def _finished(explorer: Explorer, read: Read, params: dict[str, Any]) -> Any:
         try:
             value = read({name: str(given) for name, given in params.items()})
         except Pending as pending:
+            progress.update(0, values={"now": pending.job.status()["title"]})
             pending.job.finished.wait(0.5)
             time.sleep(0.01)
             continue
