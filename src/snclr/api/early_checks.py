@@ -102,7 +102,7 @@ def check_labels(labels: str | Path) -> None:
 def check_device(device: str | None) -> None:
     """Raise UserError for a name that is no device of any machine; whether this machine has it is checked later."""
     if device is not None and not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", device):
-        hint = " (did you mean 'cuda'?)" if device.lower() in ("gpu", "nvidia") else ""
+        hint = " (did you mean 'cuda'?)" if device.lower() in ("gpu", "nvidia", "cuda") else ""
         raise UserError(f"there is no device {device!r}{hint}; choose auto, cpu, cuda, cuda:1 … or mps")
 
 

@@ -17,6 +17,7 @@ _OTHER_WORDS = {
     ("pack", "--data"): "Give the folder without a flag: snclr pack FOLDER --shards OUT",
     ("pack", "--out"): "The output folder is --shards",
     ("export", "--format"): "The formats are --to",
+    ("knn", "--neighbors"): "The number of neighbors is --k",
     ("fewshot", "--shots"): "The number is --labels-per-class",
     ("search", "--image"): "Give the image without a flag: snclr search RUN IMAGE",
     ("explain", "--image"): "Give the image without a flag: snclr explain RUN IMAGE",
@@ -30,6 +31,9 @@ def reason(error: CycloptsError, name: str | None, argv: Sequence[str], flags: C
         return f"unexpected argument {shlex.join(error.unused_tokens)}{_as_flags(error.unused_tokens, argv, flags)}"
     if isinstance(error, UnknownOptionError):
         return _unknown_option(error, name, flags)
+    for flag in argv:
+        if advice := _OTHER_WORDS.get((name or "", flag)):
+            return f"unknown option {flag}. {advice}."
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         given = [flag for flag in error.argument.names if flag in argv]
         typo = re.search(r"\. Did you mean .*", str(error))
