@@ -54,7 +54,7 @@ METRICS = (
     Metric("lr", "Learning rate", "of the logged step", noisy=False),
     Metric("spread", "Spread", "1: features spread out; 0: collapsed", min_span=0.2),
     Metric("effective_rank", "Effective rank", "of the features of a batch"),
-    Metric("neighbor_purity", "Neighbor purity", "neighbors with the image's class (labels are not used in training)",
+    Metric("neighbor_purity", "Neighbor purity", "neighbors with the image's class, augmented views against the queue (labels are not used in training)",
            True, min_span=0.1),
     Metric("queue_knn", "Queue kNN", "kNN accuracy within the queue", True, min_span=0.1),
     Metric("positiveness_entropy", "Positiveness entropy", "1: equal weights; 0: one neighbor has all the weight",
