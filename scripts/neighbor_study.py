@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "neighbor-study.jsonl"
 
 TUNING_SEED = 1_000_000
-SEEDS = {"": range(8), "2": range(8, 16)}
+SEEDS = {"": range(8), "2": range(8, 16), "3": range(8, 16)}
 """Seeds of the tests of each round."""
 SWEEP_SEEDS = range(3)
-LEARNING_RATES = {"": (0.002, 0.006), "2": (0.006, 0.012)}
+LEARNING_RATES = {"": (0.002, 0.006), "2": (0.006, 0.012), "3": (0.006, 0.012)}
 
 COMMON: dict[str, Any] = {
     "recipe": "demo", "image_size": 32, "batch_size": 128, "weight_decay": 0.01, "warmup_epochs": 1,
@@ -47,6 +47,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "simclr": {"method": "simclr"},
     "byol": {"method": "byol"},
 }
+_SHARED: dict[str, Any] = {"momentum": 0, "predictor_layers": 0}
+SHARED_ROWS = {f"{row}-shared": {**ROWS[row], **_SHARED} for row in ("none", "soft", "soft-max", "hard")}
+"""Rows of round 3: one network for both views, without EMA and predictor."""
 _MOMENTA = ({"momentum": "auto"}, {"momentum": 0.97}, {"momentum": 0.99})
 _NEIGHBORS = ({"neighbors": 30}, {"neighbors": 5}, {"neighbors": 30, "momentum": 0.99})
 _TEMPERATURES = ({"temperature": 0.1}, {"temperature": 0.05}, {"temperature": 0.2})
@@ -57,9 +60,10 @@ GRID: dict[str, tuple[dict[str, Any], ...]] = {
 """Second axis of the tuning grid: the same number of trials for every row."""
 _COARSER = ({"temperature": 0.1}, {"temperature": 0.2}, {"temperature": 0.4})
 GRID_2: dict[str, tuple[dict[str, Any], ...]] = {
-    **dict.fromkeys(ROWS, _COARSER), "byol": ({"momentum": "auto"}, {"momentum": 0.9}, {"momentum": 0.8}),
-}  # fmt: skip
-"""The same for round 2, which starts from the settings chosen in round 1."""
+    **dict.fromkeys([*ROWS, *SHARED_ROWS], _COARSER),
+    "byol": ({"momentum": "auto"}, {"momentum": 0.9}, {"momentum": 0.8}),
+}
+"""The same for round 2, which starts from the settings chosen in round 1, and for round 3."""
 
 UNTUNED: dict[str, Any] = {"lr": 0.006, "temperature": 0.2}
 """Settings of the runs without tuning."""
@@ -99,7 +103,7 @@ class Run:
     """One training run and its evaluation."""
 
     stage: str
-    """tune, test (tune2, test2: round 2), sweep, ladder, cpu, sector or ablate."""
+    """tune, test (tune2, test2, tune3, test3: rounds 2 and 3), sweep, ladder, cpu, sector or ablate."""
     data: str
     row: str
     seed: int
@@ -123,7 +127,7 @@ def tuning_runs(
 
     None for round 2 while trials of round 1 are missing.
     """
-    base = chosen_settings(data, row, records or {}) if round_ and data not in ONLY_ROUND_2 else {}
+    base = chosen_settings(data, row, records or {}) if round_ == "2" and data not in ONLY_ROUND_2 else {}
     if base is None:
         return None
     grid, epochs = GRID_2 if round_ else GRID, DATA[data].epochs // 2
@@ -146,6 +150,7 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
     sweep, ladder = list(sweep_runs()), list(ladder_runs())
     yield from (run for run in ladder if run.seed == 0)
+    yield from round_runs("coil100", "3", records)
     yield from round_runs("coil100", "2", records)
     yield from round_runs("digits", "2", records)
     yield from (run for run in sweep if run.seed == 0)
@@ -164,10 +169,11 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
 
 def round_runs(data: str, round_: str, records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the trials of one round on one data set, then its tests, seed by seed."""
-    for row in ROWS:
+    rows = SHARED_ROWS if round_ == "3" else ROWS
+    for row in rows:
         yield from tuning_runs(data, row, round_, records) or ()
     for seed in SEEDS[round_]:
-        for row in ROWS:
+        for row in rows:
             if settings := chosen_settings(data, row, records, round_):
                 yield Run(f"test{round_}", data, row, seed, DATA[data].epochs, settings)
 
@@ -251,7 +257,7 @@ def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
 
     data = DATA[run.data]
     shutil.rmtree(folder, ignore_errors=True)
-    settings = {**COMMON, **data.settings, **ROWS[run.row], **run.settings}
+    settings = {**COMMON, **data.settings, **(ROWS | SHARED_ROWS)[run.row], **run.settings}
     foreign = METHOD_SETTINGS - METHODS[settings.get("method", "snclr")].setting_names()
     settings = {name: value for name, value in settings.items() if name not in foreign}
     source = data.folder if data.folder == "demo" else str(images / data.folder)

@@ -17,7 +17,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from neighbor_study import DATA, RECORDS, ROOT, ROWS, SEEDS, chosen_settings, read_records, tuning_runs
+from neighbor_study import (
+    DATA,
+    RECORDS,
+    ROOT,
+    ROWS,
+    SHARED_ROWS,
+    UNTUNED,
+    chosen_settings,
+    read_records,
+    tuning_runs,
+)
 from snclr.studies.statistics import paired, summarize
 
 PAGE = ROOT / "docs" / "results" / "neighbor-study.md"
@@ -26,6 +36,9 @@ METRICS = {"one_label": "one label", "four_labels": "four labels", "knn": "kNN",
 COLORS = {"soft-max": "#2f6fb3", "hard": "#c8553d", "coil100": "#2f6fb3", "omniglot": "#c8553d", "cifar5": "#3f8f5f",
           "cifar10": "#7d5fb2", "digits": "#b58a1d"}  # fmt: skip
 MARKERS = {"coil100": "o", "digits": "v", "omniglot": "s", "cifar5": "^", "cifar10": "D"}
+STEPS = {"momentum": "no EMA", "predictor_layers": "no predictor", "negatives": "negatives of both views"}
+"""Settings of the ladder, in words."""
+LADDER_METRICS = {"coil100": ("one_label", "four_labels"), "cifar5": ("knn", "linear")}
 
 Record = dict[str, Any]
 
@@ -62,9 +75,12 @@ def accuracy_tables(records: list[Record]) -> str:
     for data in DATA:
         parts += [
             _accuracy_table(f"`{data}`, round {round_ or 1}", rows)
-            for round_ in SEEDS
+            for round_ in ("", "2")
             if (rows := _rows_of(records, f"test{round_}", data))
         ]
+        if shared := _rows_of(records, "test3", data):
+            two = {row: runs for row, runs in _rows_of(records, "test2", data).items() if row in ("none", "simclr")}
+            parts.append(_accuracy_table(f"`{data}`, round 3", {**shared, **two}, base="none-shared"))
         if longer := _rows_of(records, "cpu", data):
             same = {row: runs for row, runs in _rows_of(records, "test2", data).items() if row not in longer}
             parts.append(_accuracy_table(f"`{data}`, round 2, equal CPU seconds", {**same, **longer}))
@@ -76,7 +92,7 @@ def accuracy_tables(records: list[Record]) -> str:
 def _rows_of(records: list[Record], stage: str, data: str) -> dict[str, dict[int, Record]]:
     """Return the runs of a stage by row and seed; rows without runs are left out."""
     runs = [r for r in records if r["stage"] == stage and r["data"] == data]
-    rows = {row: {r["seed"]: r for r in runs if r["row"] == row} for row in ROWS}
+    rows = {row: {r["seed"]: r for r in runs if r["row"] == row} for row in (*ROWS, *SHARED_ROWS)}
     return {row: of_row for row, of_row in rows.items() if of_row}
 
 
@@ -99,10 +115,29 @@ def ablation_table(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-def _accuracy_table(title: str, rows: dict[str, dict[int, Record]]) -> str:
+def ladder_table(records: list[Record]) -> str:
+    """Return the accuracy of each step from SNCLR without neighbors to SimCLR, and of the last one with neighbors."""
+    groups: dict[tuple[str, str], dict[int, Record]] = defaultdict(dict)
+    for r in records:
+        is_start = r["stage"] == "sweep" and r["row"] == "none" and r["settings"] == UNTUNED
+        if r["data"] in LADDER_METRICS and (is_start or r["stage"] == "ladder"):
+            changes = [STEPS[name] for name in STEPS if name in r["settings"]]
+            names = {"none": ["none", *changes], "simclr": ["simclr"], "soft-max": ["soft-max, K = 10", *changes]}
+            groups[r["data"], ", ".join(names[r["row"]])][r["seed"]] = r
+    lines = ["| data | row | seeds | metric | accuracy | − none |", "|---|---|--:|---|--:|--:|"]
+    for (data, name), runs in groups.items():
+        for metric in LADDER_METRICS[data]:
+            own, base = ({s: r[metric] for s, r in each.items()} for each in (runs, groups[data, "none"]))
+            difference = "" if name == "none" else _difference(paired(own, base))
+            accuracy = _mean_sd(list(own.values()))
+            lines.append(f"| {data} | {name} | {len(runs)} | {METRICS[metric]} | {accuracy} | {difference} |")
+    return "\n".join(lines)
+
+
+def _accuracy_table(title: str, rows: dict[str, dict[int, Record]], base: str = "none") -> str:
     metrics = [name for name in METRICS if name in next(iter(next(iter(rows.values())).values()))]
     seeds = sorted({seed for runs in rows.values() for seed in runs})
-    header = "| row | seeds | " + " | ".join(f"{METRICS[m]} | − none" for m in metrics)
+    header = "| row | seeds | " + " | ".join(f"{METRICS[m]} | − {base}" for m in metrics)
     lines = [
         f"**{title}**, seeds {', '.join(map(str, seeds))}", "",
         f"{header} | purity | agreement | CPU s |", "|---|--:|" + "--:|--:|" * len(metrics) + "--:|--:|--:|",
@@ -111,8 +146,8 @@ def _accuracy_table(title: str, rows: dict[str, dict[int, Record]]) -> str:
         cells = [row, str(len(runs))]
         for metric in metrics:
             own = {seed: record[metric] for seed, record in runs.items()}
-            base = {seed: record[metric] for seed, record in rows.get("none", {}).items()}
-            cells += [_mean_sd(list(own.values())), "" if row == "none" else _difference(paired(own, base))]
+            other = {seed: record[metric] for seed, record in rows.get(base, {}).items()}
+            cells += [_mean_sd(list(own.values())), "" if row == base else _difference(paired(own, other))]
         cells += [_percent(runs, "neighbor_purity"), _percent(runs, "neighbor_agreement")]
         cells.append(f"{statistics.fmean(r['cpu_seconds'] for r in runs.values()):.0f}")
         lines.append("| " + " | ".join(cells) + " |")
@@ -144,8 +179,8 @@ def tuning_table(records: list[Record]) -> str:
     by_key = {r["key"]: r for r in records}
     lines = ["| data | row | round | chosen | validation accuracy of the trials |", "|---|---|--:|---|---|"]
     for data in DATA:
-        for row in ROWS:
-            for round_ in SEEDS:
+        for row in (*ROWS, *SHARED_ROWS):
+            for round_ in ("3",) if row in SHARED_ROWS else ("", "2"):
                 if best := chosen_settings(data, row, by_key, round_):
                     chosen = ", ".join(f"{name} {value}" for name, value in sorted(best.items()))
                     trials = tuning_runs(data, row, round_, by_key) or ()
@@ -266,7 +301,7 @@ def draw_estimate(records: list[Record], file: Path) -> None:
 
 SECTIONS: dict[str, Callable[[list[Record]], str]] = {
     "accuracy": accuracy_tables, "tuning": tuning_table, "sweep": sweep_table, "ablations": ablation_table,
-    "estimate": estimate_table,
+    "estimate": estimate_table, "ladder": ladder_table,
 }  # fmt: skip
 
 
