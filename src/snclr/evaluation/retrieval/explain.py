@@ -129,7 +129,7 @@ def explain_loss(
     y1, z1, y2, search = views
     candidates, candidate_ids = gallery.y2.to(y2), gallery.ids.to(y2.device)
     ids = torch.tensor([own_id], device=y2.device)
-    searched = gallery.features.to(search)
+    searched = candidates if gallery.projections is None else gallery.features.to(search)
     nearest = nearest_neighbors(search, searched, s.neighbors, ids=ids, candidate_ids=candidate_ids)
     if not bool(nearest.mask.any()):
         raise UserError("there is no candidate other than the image itself; give more images as --candidates")
@@ -153,7 +153,8 @@ def explain_loss(
     share = term / term.sum() if float(term.sum()) > 0 else torch.zeros_like(term)
     indices = candidate_ids[positions].tolist()
     names = [("y2", None, None), *((gallery.key(index), index, gallery.label(index)) for index in indices)]
-    cosine = torch.cat([search, searched[positions]]).cpu().double() @ search[0].cpu().double()
+    compared = torch.cat([search, searched[positions]]).cpu().double()
+    cosine = compared @ compared[0]
     columns = torch.stack([cosine, prediction, weights, log_p.exp(), term, share], dim=1).tolist()
     terms = [ExplainedTerm(i, *name, *row) for i, (name, row) in enumerate(zip(names, columns, strict=True))]
     return float(loss) * (2 * s.temperature if s.times_2tau else 1), terms
