@@ -121,7 +121,8 @@ def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
     assert found.probe.advice in text
     short = plan(steps=1, data=str(images), **SMALL, probe_minutes=1e-6, search_view="plain", sides="neither").probe
     assert (short.steps, short.agreement, short.pulled_share) == (1, None, None)
-    assert plan(steps=1, data=str(images), **SMALL).probe is None
+    assert plan(steps=1, data=str(images), **SMALL).probe.minutes == 1  # the default for SNCLR
+    assert plan(steps=1, data=str(images), **SMALL, probe_minutes=0).probe is None
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class RunPlan:
     queue: QueuePlan | None
     """None for methods without a queue."""
     probe: NeighborProbe | None = None
-    """None without `probe_minutes`."""
+    """None without a probe."""
     checked: int = 0
     """Images that were decoded to find unreadable ones: all of a small dataset, else a sample."""
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -133,17 +133,19 @@ class RunPlan:
 
 
 def plan(
-    *, config: str | Path | None = None, steps: int = 10, probe_minutes: float = 0.0, quiet: bool = False,
+    *, config: str | Path | None = None, steps: int = 10, probe_minutes: float | None = None, quiet: bool = False,
     **settings: Any,
 ) -> RunPlan:  # fmt: skip
     """Estimate time, memory and disk space of a run by training a few steps of it; nothing is written.
 
-    With several devices or nodes, one rank is measured with its part of the batch.
+    With several devices or nodes, one rank is measured with its part of the batch. For SNCLR, a minute of training
+    also measures the neighbors.
 
     Args:
         config: File with settings, e.g. the config.yaml of a run; it overrides the recipe, flags override it.
         steps: Training steps to measure.
-        probe_minutes: Minutes of training after which the neighbors are measured (0: no such training).
+        probe_minutes: Minutes of training after which the neighbors are measured (0: no such training); by default 1
+            for --method snclr.
         quiet: Print no progress.
         settings: Those of `snclr.pretrain`.
     """
@@ -153,10 +155,12 @@ def plan(
     from snclr.train.config import fit_queue, resolve
 
     check_numbers(Range(ge=1), steps=steps)
-    check_numbers(Range(ge=0), probe_minutes=probe_minutes)
+    check_numbers(Range(ge=0), probe_minutes=0.0 if probe_minutes is None else probe_minutes)
     run = resolve({**settings, "out": "unused"}, config)
     if probe_minutes and run.method != "snclr":
         raise UserError(f"--probe-minutes is for --method snclr, not {run.method}; omit it")
+    if probe_minutes is None:
+        probe_minutes = 1.0 if run.method == "snclr" else 0.0
     data = inspect_dataset(run.data)
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
@@ -174,7 +178,7 @@ def plan(
         run, images=run.batch_size // ranks, ranks=ranks, classes=data.classes, dataset_images=data.images
     )
     tensor_mb = {name: count / 1e6 for name, count in {**asdict(memory), "total": memory.total}.items()}
-    probe = _probe({**run.to_dict(), **share}, probe_minutes) if probe_minutes else None
+    probe = _probe({**run.to_dict(), **share}, probe_minutes, quiet) if probe_minutes else None
     return RunPlan(
         images=data.images, batch_size=run.batch_size, ranks=ranks, epochs=run.epochs,
         steps_per_epoch=epoch_steps, steps=epoch_steps * run.epochs, tried_steps=steps,
@@ -186,10 +190,10 @@ def plan(
     )  # fmt: skip
 
 
-def _probe(settings: dict[str, Any], minutes: float) -> NeighborProbe:
+def _probe(settings: dict[str, Any], minutes: float, quiet: bool) -> NeighborProbe:
     from snclr.train.planning.cost import probe_neighbors
 
-    found = probe_neighbors(settings, minutes=minutes)
+    found = probe_neighbors(settings, minutes=minutes, quiet=quiet)
     agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "neighbor_purity", "pulled_share"))
     return NeighborProbe(minutes, int(found["steps"]), agreement, purity, pulled, neighbor_advice(purity, pulled))
 

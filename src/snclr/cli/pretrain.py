@@ -29,11 +29,11 @@ _PLAN_EXAMPLES = """Examples:
   snclr plan --data my-photos/
   snclr plan --data my-photos/ --encoder resnet50 --image-size 224 --batch-size 256
   snclr plan --recipe cifar --data cifar10 --json
-  snclr plan --data my-photos/ --probe-minutes 2
+  snclr plan --data my-photos/ --probe-minutes 0   # only time and memory
 
 Builds the encoder, heads and queue of the run, fills the queue and trains a few steps on your images. Nothing is
-written. With --devices or --nodes, one rank is measured with its part of the batch. With
---probe-minutes, the run is also trained for that time from its start, and its neighbors are measured.
+written. With --devices or --nodes, one rank is measured with its part of the batch. For --method snclr, the run is then
+trained for --probe-minutes (default 1) from its start, and its neighbors are measured.
 """
 
 

@@ -80,14 +80,17 @@ def fill_queue(queue: NeighborQueue, seed: int) -> None:
     queue.push(features.to(device), ids, None if keys is None else torch.randn(keys.shape, device=device))
 
 
-def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str, float]:
+def probe_neighbors(settings: Mapping[str, Any], *, minutes: float, quiet: bool = True) -> dict[str, float]:
     """Train for some minutes without a run directory; return the mean health metrics of the last fifth of the time.
 
     There is no warm-up of the learning rate, so that a short training changes the features. The number of steps is
     returned as "steps".
     """
     found: list[dict[str, float]] = []
-    with _short_training({**settings, "warmup_epochs": 0.0}) as (task, batches):
+    with (
+        _short_training({**settings, "warmup_epochs": 0.0}) as (task, batches),
+        Progress("probing neighbors", max(1, round(60 * minutes)), unit="s", quiet=quiet) as progress,
+    ):
         labels = None if task.dataset.labels is None else torch.from_numpy(task.dataset.labels).to(task.fabric.device)
         start, step = time.monotonic(), 0
         for step, batch in enumerate(batches, start=1):
@@ -95,6 +98,7 @@ def probe_neighbors(settings: Mapping[str, Any], *, minutes: float) -> dict[str,
             spent = (time.monotonic() - start) / (60 * minutes)
             if spent > 0.8 or step == task.total_steps:
                 found.append(health(output, labels, batch.ids, task.module.queue))
+            progress.update(int(60 * minutes * min(1, spent)) - progress.done, values={"step": step})
             if spent > 1:
                 break
     names = {name for values in found for name in values}
