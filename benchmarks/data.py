@@ -1,6 +1,6 @@
 """Images per second of the dataloader, compared with the same work in plain loops.
 
-    python benchmarks/data.py             # 500 × 375 JPEGs, two views of 224 px; about two minutes on two cores
+    python benchmarks/data.py             # 500 × 375 JPEGs, two views of 224 px; about three minutes on two cores
     python benchmarks/data.py --json      # the same, with one JSON object as the last line
 
 bare      the work of the loader's workers per image (read, decode, crop and flip two views) in as many plain processes,
@@ -9,9 +9,11 @@ decode    the same processes, decoding only
 files     batches of crops from the loader's workers, from a folder
 shards    the same, from `snclr pack` of that folder
 batches   the loader as the trainer uses it: also color transforms, which run on the same cores on a CPU
+lightly   the same views by lightly's BYOLTransform in a torch DataLoader with as many workers
 
 The measurements alternate, so that the load of the machine affects all alike. The start of the processes is not
-counted. The numbers to look at are files / bare and shards / bare, medians over the rounds: at least 0.9.
+counted. The numbers to look at are files / bare and shards / bare, at least 0.9, and batches / lightly, at least 1;
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from snclr.api.pack import pack
 from snclr.data.datasets.base import ImageDataset, open_dataset
@@ -105,12 +109,39 @@ def batches_rate(dataset: ImageDataset, size: int, batch: int, count: int, worke
     return steady_rate(loader.batches(0, skip + count + skip), batch, skip, count)
 
 
+class LightlyPhotos(Dataset[list[Tensor]]):
+    """The photos with lightly's views, as a user of lightly reads them."""
+
+    def __init__(self, files: list[Path], size: int) -> None:
+        from lightly.transforms.byol_transform import BYOLTransform, BYOLView1Transform, BYOLView2Transform
+
+        self.files = files
+        self.transform = BYOLTransform(BYOLView1Transform(input_size=size), BYOLView2Transform(input_size=size))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> list[Tensor]:
+        with Image.open(self.files[index]) as image:
+            views: Any = self.transform(image.convert("RGB"))
+        return list(views)
+
+
+def lightly_rate(photos: Path, size: int, batch: int, count: int, workers: int) -> float:
+    files, skip = sorted(photos.iterdir()), 4 * workers
+    images = [files[number % len(files)] for number in range((skip + count + skip) * batch)]
+    loader = DataLoader(
+        LightlyPhotos(images, size), batch, shuffle=True, num_workers=workers, multiprocessing_context="spawn"
+    )
+    return steady_rate(iter(loader), batch, skip, count)
+
+
 def measure(a: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     photos = make_photos(folder / "photos", a.images)
     pack(photos, shards=folder / "shards", shard_size="8MB", quiet=True)
     files, shards = open_dataset(photos), open_dataset(folder / "shards")
     count = max(a.measured // a.batch_size, 4)
-    rates: dict[str, list[float]] = {"bare": [], "decode": [], "files": [], "shards": [], "batches": []}
+    rates: dict[str, list[float]] = {"bare": [], "decode": [], "files": [], "shards": [], "batches": [], "lightly": []}
     with multiprocessing.get_context("spawn").Pool(a.workers, start_process, (str(photos),)) as pool:
         bare_rate(
             pool, len(files), a.workers, a.image_size, a.images, crops=True
@@ -124,14 +155,23 @@ def measure(a: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
             rates["bare"].append(bare_rate(**bare, images=a.measured, crops=True))
             rates["decode"].append(bare_rate(**bare, images=a.measured, crops=False))
             rates["batches"].append(batches_rate(files, **loader))
+            rates["lightly"].append(lightly_rate(photos, **loader))
+            rates["batches"].append(batches_rate(files, **loader))
             print(f"round {number + 1} of {a.rounds}", flush=True)
     return rates
 
 
 def ratio(rates: dict[str, list[float]], name: str) -> float:
     """Return the median over rounds of a rate divided by the mean of the bare loops before and after it."""
-    pairs = zip(rates[name], rates["bare"][::2], rates["bare"][1::2], strict=True)
+    values = rates[name] if name != "batches" else rates[name][::2]
+    pairs = zip(values, rates["bare"][::2], rates["bare"][1::2], strict=True)
     return statistics.median(2 * rate / (before + after) for rate, before, after in pairs)
+
+
+def lightly_ratio(rates: dict[str, list[float]]) -> float:
+    """Return the median over rounds of the mean of our batches before and after lightly's, divided by lightly's."""
+    triples = zip(rates["lightly"], rates["batches"][::2], rates["batches"][1::2], strict=True)
+    return statistics.median((before + after) / (2 * rate) for rate, before, after in triples)
 
 
 def main() -> None:
@@ -152,12 +192,14 @@ def main() -> None:
         "batch_size": a.batch_size,
         "images_per_second": {name: statistics.median(values) for name, values in rates.items()},
         "of_bare": {name: ratio(rates, name) for name in ("files", "shards", "batches")},
+        "of_lightly": lightly_ratio(rates),
         "rounds": rates,
     }
     print(f"\n{a.workers} processes, 500 × 375 JPEGs, two views of {a.image_size} px; medians of {a.rounds} rounds")
     for name, value in result["images_per_second"].items():
         share = f"  {result['of_bare'][name]:.3f} of bare" if name in result["of_bare"] else ""
         print(f"{name:8} {value:8.1f} images/s{share}")
+    print(f"batches / lightly {result['of_lightly']:.3f}")
     if a.json:
         print(json.dumps(result))
 

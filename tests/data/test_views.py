@@ -303,6 +303,19 @@ def test_a_view_never_depends_on_the_number_of_threads(images, monkeypatch):
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last])
+def test_a_view_never_depends_on_the_chunks_of_its_batch(images, monkeypatch, kind):
+    def make():
+        return color_views(crop, VIEW_GROUPS["byol"][1], memory_format=kind, **keyed(np.arange(50)))
+
+    crop = crop_views(images[:50], VIEW_GROUPS["byol"][1], 32, **keyed(np.arange(50)))
+    whole = make()
+    assert whole.is_contiguous(memory_format=kind)
+    for values in (1, 7 * 3 * 32 * 32):  # one image, and seven images with a shorter last chunk
+        monkeypatch.setattr("snclr.data.transforms.views._CHUNK_VALUES", values)
+        assert torch.equal(make(), whole)
+
+
 def test_small_tensors_use_one_thread_and_the_setting_is_restored():
     torch.set_num_threads(3)
     try:

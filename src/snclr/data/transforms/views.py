@@ -122,6 +122,9 @@ def local_view(first: ViewSettings) -> ViewSettings:
     return replace(first, crop_min=low, crop_max=high, blur=blur, solarize=0.0)
 
 
+# Values of the images that a CPU transforms together, on one thread: they stay in its cache from one transform to the
+# next, and no thread waits for another, which is slow while the workers use all cores.
+_CHUNK_VALUES = 2**20
 # Positions of the random numbers of a view.
 _FLIP = crops.CROP_NUMBERS
 _JITTER, _ORDER, _GRAY, _BLUR, _SIGMA, _SOLARIZE = range(_FLIP + 1, _FLIP + 7)
@@ -194,7 +197,15 @@ def color_views(
         colored = compiled_color(images, table, _mean_and_scale(images.device), steps, channels_last=channels_last)
         if colored is not None:
             return colored
-    return _color_rows(images, settings, numbers).contiguous(memory_format=memory_format)
+    if images.device.type != "cpu":
+        return _color_rows(images, settings, numbers).contiguous(memory_format=memory_format)
+    out = torch.empty(images.shape, memory_format=memory_format)
+    chunk = max(1, _CHUNK_VALUES // images.shape[1:].numel())
+    with threads_for(images[:chunk].numel()):
+        for start in range(0, len(images), chunk):
+            rows = slice(start, start + chunk)
+            out[rows] = _color_rows(images[rows], settings, numbers[rows])
+    return out
 
 
 def _color_rows(images: Tensor, settings: ViewSettings, numbers: Floats) -> Tensor:
@@ -208,21 +219,20 @@ def _color_rows(images: Tensor, settings: ViewSettings, numbers: Floats) -> Tens
     table = to_device(torch.cat([factors.flatten(), weights.flatten()]), images.device)
     factors = table[: factors.numel()].view(factors.shape)
     weights = table[factors.numel() :].view(weights.shape)
-    with threads_for(images.numel()):
-        x = images.float().div_(255)
-        for position, part in itertools.product(range(4), range(4)):
-            if f"{position}.{part}" in rows:
-                _change_(x, rows[f"{position}.{part}"], functools.partial(_distort, part, factors[:, part]))
-        if settings.pycontrast:
-            _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
-        if settings.randaugment:
-            operations = randaugment.PYCONTRAST if settings.pycontrast else randaugment.OPERATIONS
-            x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment, operations)
-        _change_(x, rows["gray"], lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
-        if not settings.pycontrast:
-            _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
-        _change_(x, rows["solarize"], lambda part, _: color.solarize(part))
-        return _normalize_(x)
+    x = images.float().div_(255)
+    for position, part in itertools.product(range(4), range(4)):
+        if f"{position}.{part}" in rows:
+            _change_(x, rows[f"{position}.{part}"], functools.partial(_distort, part, factors[:, part]))
+    if settings.pycontrast:
+        _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
+    if settings.randaugment:
+        operations = randaugment.PYCONTRAST if settings.pycontrast else randaugment.OPERATIONS
+        x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment, operations)
+    _change_(x, rows["gray"], lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
+    if not settings.pycontrast:
+        _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
+    _change_(x, rows["solarize"], lambda part, _: color.solarize(part))
+    return _normalize_(x)
 
 
 def _color_steps(settings: ViewSettings) -> Steps | None:
