@@ -149,7 +149,7 @@ def chosen_settings(data: str, row: str, records: dict[str, dict[str, Any]], rou
 def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs in the order in which they are needed; those that wait for trials are left out."""
     sweep, ladder = list(sweep_runs()), list(ladder_runs())
-    yield from (run for run in ladder if run.seed == 0)
+    yield from ladder
     yield from round_runs("coil100", "3", records)
     yield from round_runs("coil100", "2", records)
     yield from round_runs("digits", "2", records)
@@ -158,7 +158,6 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     yield from sector_runs(records)
     yield from round_runs("cifar5", "2", records)
     yield from sweep
-    yield from ladder
     yield from ablation_runs(records)
     for data in ("digits", "cifar5"):
         yield from equal_cpu_runs(data, records)

@@ -125,7 +125,13 @@ def ladder_table(records: list[Record]) -> str:
             names = {"none": ["none", *changes], "simclr": ["simclr"], "soft-max": ["soft-max, K = 10", *changes]}
             groups[r["data"], ", ".join(names[r["row"]])][r["seed"]] = r
     lines = ["| data | row | seeds | metric | accuracy | − none |", "|---|---|--:|---|--:|--:|"]
-    for (data, name), runs in groups.items():
+    data_order, row_order = list(LADDER_METRICS), ["none", "simclr", "soft-max"]
+
+    def order(group: tuple[str, str]) -> tuple[int, int, int]:
+        return data_order.index(group[0]), row_order.index(group[1].split(",")[0]), len(group[1])
+
+    for data, name in sorted(groups, key=order):
+        runs = groups[data, name]
         for metric in LADDER_METRICS[data]:
             own, base = ({s: r[metric] for s, r in each.items()} for each in (runs, groups[data, "none"]))
             difference = "" if name == "none" else _difference(paired(own, base))
