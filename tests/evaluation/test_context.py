@@ -17,7 +17,7 @@ from torch import nn
 import snclr
 from snclr.cli.main import main
 from snclr.data.datasets.base import ArrayDataset, open_dataset
-from snclr.data.splits import open_splits
+from snclr.data.splits import open_splits, take
 from snclr.evaluation import features as extraction
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.knn import knn
@@ -59,11 +59,12 @@ def computed(monkeypatch) -> list[int]:
     return counts
 
 
-def features_of(run: Path, images: Path, test: Path) -> dict[str, tuple]:
+def features_of(run: Path, images: Path, test: Path, index=None) -> dict[str, tuple]:
     """The training and test features of the run's initial encoder and of the pixels, computed by hand."""
     config = resolve({**read_config(run / "config.yaml"), "resume": False})
     initial = build_method(config, encoder_spec(config)).encoder.eval()
-    sets = open_splits(str(images), str(test))[:2]
+    train, tested, _ = open_splits(str(images), str(test))
+    sets = train if index is None else take(train, index), tested
     return {
         name: tuple(
             value
@@ -105,14 +106,45 @@ def test_linear_baselines_are_trained_on_cached_features(own, images, test_image
 
 
 def test_finetune_has_chance_and_points_to_from_scratch(own, capsys):
-    assert main(["finetune", str(own), "--labels=50%", "--epochs=1"]) == 0
+    assert main(["finetune", str(own), "--labels=50%", "--epochs=1", "--no-baselines"]) == 0
     out = capsys.readouterr().out
     assert "8 test images; chance 37.5% (largest class)" in out
     assert "--from-scratch" in out
     (record,) = read_results(own)
     assert (record["n"], record["baselines"]) == (8, {})
-    assert main(["finetune", str(own), "--labels=50%", "--epochs=1", "--from-scratch"]) == 0
+    assert main(["finetune", str(own), "--labels=50%", "--epochs=1", "--from-scratch", "--no-baselines"]) == 0
     assert "--from-scratch" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("each", [1, 4])
+def test_finetune_baselines_are_linear_classifiers_of_the_same_labels(
+    own, images, test_images, tmp_path, each, monkeypatch, capsys
+):
+    train = open_splits(str(images), str(test_images))[0]
+    chosen = np.concatenate([np.flatnonzero(train.labels == label)[-each:] for label in range(3)])
+    (tmp_path / "list.txt").write_text("".join(f"{train.key(int(index))}\n" for index in chosen))
+    argv = ["finetune", str(own), f"--test={test_images}", f"--labels={tmp_path / 'list.txt'}", "--epochs=1"]
+    assert main(argv) == 0
+    (record,) = read_results(own)
+    settings = {"learning_rates": (0.1,)} if each == 1 else {}  # one image per class: none to hold out
+    lines = capsys.readouterr().out.splitlines()
+    for name, sets in features_of(own, images, test_images, chosen).items():
+        expected = linear_cached(*sets, **settings).top1
+        assert record["baselines"][name]["top1"] == expected
+        (line,) = (line for line in lines if line.startswith(f"  {name}"))
+        assert f"{expected:.1%} ± " in line
+        assert line.endswith("linear classifier")
+    counts = computed(monkeypatch)
+    assert main([*argv, "--from-scratch"]) == 0
+    assert sum(counts) == 10  # the test images by the fine-tuned network: the baselines are cached
+    assert read_results(own)[1]["baselines"] == record["baselines"]
+
+
+def test_an_unreadable_image_that_leaves_a_class_without_images_costs_only_the_baselines(own, test_images, tmp_path):
+    (tmp_path / "list.txt").write_text("blue/blue_0.png\ngreen/green_0.png\nred/broken.png\n")
+    result = snclr.finetune(own, test=str(test_images), labels=tmp_path / "list.txt", epochs=1, quiet=True)
+    assert (result.n, result.baselines) == (10, {})
+    assert "no baselines: 1 of the test images' classes have no labeled training image" in result.warnings[-1]
 
 
 def test_baselines_are_cached_and_shared_by_runs_of_one_folder(own, monkeypatch):

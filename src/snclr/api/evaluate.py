@@ -144,6 +144,7 @@ def finetune(
     head_lr: float | None = None,
     weight_decay: float = 0.0,
     seed: int = 0,
+    baselines: bool | None = None,
     **options: Unpack[RankOptions],
 ) -> FinetuneResult:
     """Fine-tune the whole encoder on a subset of the labels and measure its test accuracy.
@@ -163,6 +164,8 @@ def finetune(
         head_lr: Base learning rate of the head (default: lr).
         weight_decay: Weight decay of all weights.
         seed: Seed of the split, the subset and training.
+        baselines: Also measure a linear classifier of the same labels, on the untrained encoder and on raw pixels
+            (default: for at most 100,000 local images).
         options: Those of `RankOptions`.
     """
     check_numbers(Range(ge=1), epochs=epochs, batch_size=batch_size)
@@ -175,4 +178,5 @@ def finetune(
         return evaluate_finetune(
             session, data=data, test=test, labels=labels, from_scratch=from_scratch, epochs=epochs,
             batch_size=batch_size, lr=lr, head_lr=head_lr, weight_decay=weight_decay, seed=seed,
+            baselines=baselines,
         )  # fmt: skip

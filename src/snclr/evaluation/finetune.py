@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +31,11 @@ from snclr.distributed.collectives import (
 from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
+from snclr.evaluation.baselines import wants_baselines
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.few_labels.subsets import LabeledSubset, choose_subset
 from snclr.evaluation.leakage import split_warnings
+from snclr.evaluation.linear import measure_few_label_baselines
 from snclr.evaluation.results import FinetuneResult
 from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
@@ -153,8 +155,9 @@ class FinetuneTask(LoaderTask):
 def evaluate_finetune(
     session: Session, *, data: str | None, test: str | None, labels: str | Path, from_scratch: bool,
     epochs: int | None, batch_size: int, lr: float, head_lr: float | None, weight_decay: float, seed: int,
+    baselines: bool | None = None,
 ) -> FinetuneResult:  # fmt: skip
-    """Fine-tune a run on a subset of the labels, test it, and record the result.
+    """Fine-tune a run on a subset of the labels, test it, compare it with baselines and record the result.
 
     A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
     """
@@ -198,11 +201,19 @@ def evaluate_finetune(
             quiet=session.quiet, start_message=f"{opening}, on {session.device}",
         )  # fmt: skip
         score = evaluate_classifier(task.model, classes, session, inputs)
+        few = replace(inputs, train=dataset, train_labels=inputs.train_labels[subset.index])
+        wanted, warnings = wants_baselines(few, baselines)
+        measured: dict[str, dict[str, Any]] = {}
+        try:
+            measured = measure_few_label_baselines(session, few, seed=seed) if wanted else {}
+        except UserError as error:  # training replaces unreadable images, the baselines may lack a class without them
+            warnings.append(f"no baselines: {error}")
         record = session.record(
             "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
             _protocol(inputs, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
-            **accuracy_context(score.top1, score.truth), baselines={},
-            warnings=split_warnings(session, inputs, data, test, score.skipped),
+            **accuracy_context(score.top1, score.truth),
+            baselines=measured,
+            warnings=[*split_warnings(session, inputs, data, test, score.skipped), *warnings],
             settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
             model_sha256=weights_digest(task.model.state_dict()),
             skipped=[asdict(skip) for skip in (*task.loader.skipped, *score.skipped)],

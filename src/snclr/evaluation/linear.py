@@ -40,13 +40,14 @@ from snclr.evaluation.scoring import (
     top_accuracies,
     true_ranks,
 )
-from snclr.evaluation.session import Session, open_inputs
+from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
 from snclr.runtime.stop import StopFlag
 from snclr.train.optim import scaled_lr
 
 LEARNING_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The grid of `linear_cached`."""
+_LR_WITHOUT_GRID = 0.1
 HELD_OUT = 0.1
 MAE_BATCH, MAE_LR, MAE_WARMUP = 16_384, 0.1, 10.0
 """Batch, base learning rate and epochs of warm-up of MAE's protocol (He et al., 2022, Appendix A.1)."""
@@ -120,6 +121,25 @@ def evaluate_linear(
             learning_rate=score.learning_rate, skipped=len(skipped),
         )  # fmt: skip
     return LinearResult.from_record(record)
+
+
+def measure_few_label_baselines(session: Session, inputs: EvalInputs, *, seed: int) -> dict[str, dict[str, Any]]:
+    """Return the baselines of a fine-tuning: linear classifiers of cached features, trained on the same labeled images.
+
+    If no class has two labeled images to choose a learning rate by, it is 0.1.
+    """
+
+    def classify(train: Features, test: Features, state: EvalState) -> LinearScore:
+        labels = labeled(train.features, train.labels, "training").labels
+        can_choose = bool((torch.bincount(labels) > 1).any())
+        return linear_cached(
+            train.features, train.labels, test.features, test.labels, seed=seed, data=inputs.description,
+            learning_rates=LEARNING_RATES if can_choose else (_LR_WITHOUT_GRID,), device=session.device, state=state,
+            stop=session.stop, quiet=session.quiet,
+        )  # fmt: skip
+
+    settings = {"learning_rates": LEARNING_RATES, "seed": seed}
+    return measure_baselines(session, inputs, "linear", settings, classify, note="linear classifier")
 
 
 def linear_probe(

@@ -29,7 +29,7 @@ MANY_DUPLICATES = 0.2
 
 @dataclass(frozen=True)
 class Baseline:
-    """Accuracy of other features on the same images, with the same classifier."""
+    """Accuracy of other features on the same images, with the same classifier; a linear one for fine-tuning."""
 
     top1: float
     top5: float | None

@@ -117,7 +117,7 @@ def _finetune(job: dict[str, Any], config: PretrainConfig, percent: str) -> dict
     with _session(job, config) as session:
         result = evaluate_finetune(
             session, **_images(job), labels=f"{percent}%", from_scratch=False, epochs=None, batch_size=256, lr=0.05,
-            head_lr=None, weight_decay=0.0, seed=EVALUATION_SEED,
+            head_lr=None, weight_decay=0.0, seed=EVALUATION_SEED, baselines=False,
         )  # fmt: skip
     return {"numbers": _accuracies(f"finetune{percent}", result.top1, result.top5), "protocol": result.protocol}
 
