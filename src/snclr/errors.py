@@ -60,11 +60,11 @@ def known_spelling(name: str, known: Iterable[str]) -> str:
     >>> known_spelling("MoCo-v3", ["mocov2", "mocov3"])
     'mocov3'
     """
+    return next((one for one in known if _plain(one) == _plain(name)), name)
 
-    def plain(text: str) -> str:
-        return american(text.lower()).replace("-", "").replace("_", "")
 
-    return next((one for one in known if plain(one) == plain(name)), name)
+def _plain(name: str) -> str:
+    return american(name.lower()).replace("-", "").replace("_", "")
 
 
 def count(number: int, noun: str) -> str:
@@ -104,10 +104,15 @@ def similar_path(path: Path) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the known name closest to `name`, or "" if none is close.
 
+    Case, hyphens and underscores are ignored.
+
     >>> did_you_mean("resnet5O", ["resnet50", "vit_small"])
     " (did you mean 'resnet50'?)"
+    >>> did_you_mean("Sim-CLRR", ["snclr", "simclr"])
+    " (did you mean 'simclr'?)"
     """
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    names = {_plain(one): one for one in known}
+    close = difflib.get_close_matches(_plain(name), names, n=1)
+    return f" (did you mean {names[close[0]]!r}?)" if close else ""

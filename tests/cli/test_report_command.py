@@ -60,6 +60,8 @@ def test_the_report_of_a_complete_run(run: Path, capsys: pytest.CaptureFixture[s
         ]
     assert "red/broken.png" in parsed.text()
     assert "91.20%" in parsed.text()
+    shares = np.array([16, 16, 17]) / 49  # red has the unreadable file
+    assert f"last logged step; chance {np.square(shares).sum():.1%}" in parsed.text()
     assert {"blue", "green", "red"} == set(parsed.data("map-data")["classes"])
     assert sorted(parsed.data("map-data")["names"])[0] == "blue/blue_0.png"
     assert len(parsed.all("img")) == 6 * (1 + 5)
@@ -271,6 +273,7 @@ def test_runs_are_overlaid(trained: Path, run: Path, capsys: pytest.CaptureFixtu
     parsed = ParsedPage(Path(result["report"]).read_text())
     words = " ".join(parsed.text().split()).replace("\u202f", " ")
     assert "train a, test b n = 100 test images" in words
+    assert "of few-shot results over the draws" in words
     assert "kNN50.0% ± 5.0k = 3 60.0% ± 4.9k = 3 linear probe–90.0% ± 3.0" in words
     assert "seed07" in words  # the only setting that differs
     assert "batch_size" not in words

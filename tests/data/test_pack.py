@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -213,6 +214,32 @@ def test_the_pack_command(tmp_path, capsys, monkeypatch):
         assert cli.main(arguments) == 2
     assert cli.main(["pack", str(tmp_path / "f"), "--shards", str(tmp_path / "t"), "--shard-size", "x"]) == 2
     assert "number of bytes" in capsys.readouterr().err
+
+
+def test_ctrl_c_prints_the_command_that_continues(tmp_path, monkeypatch, capsys):
+    make_folder(tmp_path / "my photos", count=12)
+    with monkeypatch.context() as patch:
+        original = pack_module.write_shard
+        written = []
+
+        def interrupted(path, examples):
+            written.append(path.name)
+            if len(written) >= 2:
+                raise KeyboardInterrupt
+            return original(path, examples)
+
+        patch.setattr(pack_module, "write_shard", interrupted)
+        shards = tmp_path / "my shards"
+        given = ["pack", str(tmp_path / "my photos"), "--shards", str(shards), "--images-per-shard=4", "--workers=1"]
+        assert cli.main(given) == 130
+    said, command = capsys.readouterr().err.splitlines()[-2:]
+    assert said == "stopped by SIGINT; finished shards are kept. Continue with:"
+    assert not shards.exists()
+    (kept,) = tmp_path.glob(".my shards.packing/**/*.tar")
+    before = kept.stat().st_mtime_ns
+    assert cli.main(shlex.split(command)[1:]) == 0
+    assert len(open_dataset(shards)) == 12
+    assert before in {path.stat().st_mtime_ns for path in shards.glob("*.tar")}
 
 
 # A folder with splits

@@ -168,6 +168,19 @@ def test_the_axis_ends_at_the_largest_possible_value() -> None:
     assert (low, high) == pytest.approx((0.804, 1.004), abs=1e-3)
 
 
+def test_the_chance_level_is_a_labeled_line_within_the_axis() -> None:
+    (chart,) = build_charts(records([0.1, 0.2], "neighbor_purity"), chance={"neighbor_purity": 0.5})
+    assert chart.reference is not None
+    y, label_y, label = chart.reference
+    ((_, first), (_, last)) = lines_of(chart.lines[0].path)[0]
+    assert y == pytest.approx(last + 3 * (last - first), abs=0.05)  # 0.5 = 0.2 + 3 × (0.2 - 0.1)
+    assert TOP <= y < label_y < HEIGHT - BOTTOM
+    assert label == "chance 50.0%"
+    assert chart.aria_label.endswith("chance 50.0%")
+    (plain,) = build_charts(records([1.0, 2.0]), chance={"neighbor_purity": 0.5})
+    assert plain.reference is None
+
+
 def test_few_values_are_drawn_as_dots() -> None:
     assert chart_of([3.0, None, 2.0]).lines[0].dots.count("M") == 2
     assert chart_of([1.0, 2.0] * 50).lines[0].dots == ""

@@ -205,6 +205,15 @@ def test_a_folder_with_and_without_a_slash_is_one_test_set() -> None:
     assert others == []
 
 
+def test_the_purity_of_training_has_its_chance_level_if_classes_are_known() -> None:
+    lines = [{**line, "neighbor_purity": 0.4} for line in LINES]
+    parsed = ParsedPage(render(page(["n"], records=lines, purity_chance=0.208)))
+    text = " ".join(parsed.text().split())
+    assert "neighbor purity40.0%last logged step; chance 20.8%" in text
+    assert len(parsed.all("line", "chance")) == 1
+    assert "chance" not in ParsedPage(render(page(["n"], records=lines))).text()
+
+
 def test_neighbor_purity_has_its_chance_level_and_unreadable_images_a_name() -> None:
     record = {
         "kind": "neighbors", "numbers": {"neighbor_purity_at_1": 0.35}, "chance": 0.208, "protocol": "the 5 nearest",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from snclr.errors import UserError, first_names
-from snclr.io.atomic import discard, is_partial, remove_partial
+from snclr.io.atomic import discard, is_partial, remove_partial, why_unwritable
 from snclr.io.locking import FileLock
 
 LOCK = ".snclr-run.lock"
@@ -71,7 +71,8 @@ class RunDir:
             run.path.mkdir(parents=True, exist_ok=True)
             free = run.lock.acquire()
         except OSError as error:
-            raise UserError(f"cannot write to {run.path} ({error.strerror}). Choose another --out.") from error
+            why = why_unwritable(run.path, error)
+            raise UserError(f"cannot write to {run.path} ({why}). Choose another --out.") from error
         if not free:
             raise UserError(
                 f"{run.path} is in use by a running job: {run.lock.holder()}."

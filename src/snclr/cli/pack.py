@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -9,6 +10,7 @@ from cyclopts import Parameter
 from snclr.api.pack import pack, verify_shards
 from snclr.cli.flags import Command
 from snclr.errors import UserError, count, snclr_command
+from snclr.runtime.stop import StopRequested
 
 if TYPE_CHECKING:
     from snclr.data.shards.pack import PackResult, VerifyResult
@@ -36,7 +38,10 @@ def pack_or_verify(
         return verify_shards(verify, quiet=options["quiet"])
     if folder is None or shards is None:
         raise UserError("give a folder of images and the output folder: snclr pack FOLDER --shards OUT")
-    return pack(folder, shards=shards, **options)
+    try:
+        return pack(folder, shards=shards, **options)
+    except KeyboardInterrupt:  # the finished shards are in a hidden folder beside the output
+        raise StopRequested(signal.SIGINT) from None
 
 
 def show_pack(result: PackResult | VerifyResult) -> None:
@@ -66,6 +71,7 @@ COMMANDS = {
         show=show_pack,
         exit_code=lambda result: 1 if getattr(result, "wrong", ()) else 0,
         examples=_EXAMPLES,
+        saved="finished shards are kept",
         optional=("folder", "shards"),
         extra={"verify": Annotated[str | None, _VERIFY]},
     )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
+from snclr.errors import did_you_mean
+
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
 
@@ -23,6 +25,8 @@ _OTHER_WORDS = {
     ("explain", "--image"): "Give the image without a flag: snclr explain RUN IMAGE",
 }
 """What to write instead of a flag that other commands or tools have."""
+_CHOICE = re.compile(r'(Invalid value "(.*)" for \S+)\. Choose from: (.*?)\.(?: Did you mean .*)?$', re.DOTALL)
+"""The parser's message about a value that is not among the choices, with its suggestion."""
 
 
 def reason(error: CycloptsError, name: str | None, argv: Sequence[str], flags: Collection[str]) -> str:
@@ -41,6 +45,10 @@ def reason(error: CycloptsError, name: str | None, argv: Sequence[str], flags: C
             f"{given[0]} needs a value" if given else f"{error.argument.name} is missing{typo.group() if typo else ''}"
         )
     text = str(error).removeprefix(f'Command "{name}" ')
+    if choice := _CHOICE.match(text):  # our suggestion also ignores case, hyphens and underscores
+        start, value, known = choice.groups()
+        hint = did_you_mean(value, re.findall(r"[\w-]+", known))
+        text = f"{start}{hint}. Choose from: {known}."
     text = re.sub(r"\|Literal\[([^]]*)\]", r" or \1", text)
     text = re.sub(r"unable to convert (\S+) into int\b", r"\1 is not a whole number", text)
     return re.sub(r"unable to convert (\S+) into float\b", r"\1 is not a number", text)

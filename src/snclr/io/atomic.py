@@ -79,7 +79,20 @@ def explain_unwritable(path: Path, advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror or error}); {advice}") from error
+        raise UserError(f"cannot write {path} ({why_unwritable(path, error)}); {advice}") from error
+
+
+def why_unwritable(path: Path, error: OSError) -> str:
+    """Return why `path` could not be written: a part of it that is not a folder, or the reason of the system.
+
+    >>> why_unwritable(Path("/dev/null/a/b"), FileExistsError(errno.EEXIST, "File exists"))
+    '/dev/null is not a folder'
+    """
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        for part in path.parents:
+            if part.exists() and not part.is_dir():
+                return f"{part} is not a folder"
+    return error.strerror or str(error)
 
 
 def check_writable(path: Path, advice: str) -> None:

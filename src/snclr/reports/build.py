@@ -26,7 +26,7 @@ from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session, data_of
-from snclr.io.atomic import write_atomic
+from snclr.io.atomic import why_unwritable, write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import ClassTable, classify_again, rename_classes
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map
@@ -36,6 +36,7 @@ from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
 from snclr.runtime.results import Result
 from snclr.train.config import read_config
+from snclr.train.health import purity_chance
 from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import with_current_names
 from snclr.train.sessions import read_sessions
@@ -100,7 +101,7 @@ def write_html(path: Path, html: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, html)
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); choose another --out") from error
+        raise UserError(f"cannot write {path} ({why_unwritable(path, error)}); choose another --out") from error
 
 
 def report_path(out: str | Path | None, default: Path) -> Path:
@@ -133,15 +134,24 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
             embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
         classes = _or_missing(lambda: classify_again(session, results, options.class_names))
     logged = () if isinstance(records, Missing) else records
+    trained = None if isinstance(dataset, Missing) or data else dataset
     return Page(
         run.path.resolve().name or str(run.path), __version__,
         state=read_state(run, sessions, logged),
         settings=settings, records=records, invalid_lines=invalid_lines,
         results=results, classes=classes, skipped=read_jsonl(run.skipped),
-        neighbors=neighbors, map=embedding_map, images=None if isinstance(dataset, Missing) or data else len(dataset),
+        neighbors=neighbors, map=embedding_map, images=None if trained is None else len(trained),
+        purity_chance=_purity_chance(trained),
         alerts=read_alerts(run, logged), explore_command=snclr_command("explore", run.path), sessions=sessions,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
+
+
+def _purity_chance(dataset: ImageDataset | None) -> float | None:
+    """Return the neighbor purity of random training images; None if their classes are not known."""
+    if dataset is None or dataset.labels is None or not (dataset.labels >= 0).any():
+        return None
+    return purity_chance(torch.from_numpy(dataset.labels))
 
 
 def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,12 +99,14 @@ class Chart:
     """The last value; empty with several runs."""
     caption: str
     aria_label: str
+    reference: tuple[float, float, str] | None = None
+    """The chance level, if known: positions of its line and of its label, and the label."""
 
 
-def build_charts(*runs: Sequence[dict[str, Any]]) -> list[Chart]:
+def build_charts(*runs: Sequence[dict[str, Any]], chance: Mapping[str, float] | None = None) -> list[Chart]:
     """Build a chart with a line per run for every metric with a curve: two finite values or more in some run.
 
-    All charts share the epoch axis.
+    All charts share the epoch axis. `chance` has the chance levels by the name of the metric.
     """
     logged: dict[Metric, dict[int, Series]] = {}
     for metric in METRICS:
@@ -113,7 +115,8 @@ def build_charts(*runs: Sequence[dict[str, Any]]) -> list[Chart]:
             logged[metric] = series
     last_epoch = max((float(epochs[-1]) for by_run in logged.values() for _, epochs, _ in by_run.values()), default=0.0)
     x_range = (0.0, last_epoch) if last_epoch > 0 else (-0.5, 0.5)
-    return [_chart(metric, by_run, x_range) for metric, by_run in logged.items()]
+    levels = chance or {}
+    return [_chart(metric, by_run, x_range, levels.get(metric.name)) for metric, by_run in logged.items()]
 
 
 def last_values(records: Sequence[dict[str, Any]]) -> dict[str, tuple[Metric, str]]:
@@ -175,11 +178,14 @@ def describe_lines(charts: Sequence[Chart]) -> str:
     return "Every logged step, over epochs."
 
 
-def _chart(metric: Metric, by_run: dict[int, Series], x_range: tuple[float, float]) -> Chart:
+def _chart(
+    metric: Metric, by_run: dict[int, Series], x_range: tuple[float, float], chance: float | None = None
+) -> Chart:
     every = np.concatenate([values for _, _, values in by_run.values()])
     finite = every[np.isfinite(every)]
     low, high = float(finite.min()), float(finite.max())
-    y_range = _y_range(metric, low, high)
+    shown = (low, high) if chance is None else (min(low, chance), max(high, chance))
+    y_range = _y_range(metric, *shown)
 
     def x_of(epochs: Any) -> Any:
         return np.interp(epochs, x_range, (LEFT, WIDTH - RIGHT))
@@ -204,13 +210,18 @@ def _chart(metric: Metric, by_run: dict[int, Series], x_range: tuple[float, floa
     first, last, lowest, highest = (metric.format(value) for value in (finite[0], finite[-1], low, high))
     gaps, runs = len(every) - len(finite), len(by_run)
     ends = f"first {first}, last {last}" if runs == 1 else f"{runs} runs"
+    reference = None
+    if chance is not None:
+        y, text = float(y_of(chance)), f"chance {metric.format(chance)}"
+        # Below the line, since trained values are above it, unless the x-axis is there.
+        reference = (y, y + 11 if y + 14 < HEIGHT - BOTTOM else y - 4, text)
     return Chart(
         metric, x_ticks=[(float(x_of(tick)), f"{tick:.6g}") for tick in _ticks(*x_range, 5)],
         y_ticks=[(float(y_of(tick)), label(tick)) for tick in _ticks(*y_range, 4)],
         lines=[line(run, *series) for run, series in by_run.items()], last=last if runs == 1 else "",
         caption=metric.description + (f"; values that were not finite (gaps): {gaps}" if gaps else ""),
         aria_label=f"{metric.title} over {format_number(x_range[1])} epochs: {ends}, lowest {lowest}, "
-        f"highest {highest}",
+        f"highest {highest}" + (f", {reference[2]}" if reference else ""), reference=reference,
     )  # fmt: skip
 
 

@@ -77,6 +77,8 @@ class Page:
     map: EmbeddingMap | Missing = Missing("not requested")
     images: int | None = None
     """Number of training images, if known."""
+    purity_chance: float | None = None
+    """Neighbor purity of random training images, if their classes are known."""
     sessions: Sequence[Mapping[str, Any]] = ()
     """The starts of the training, oldest first: see `snclr.train.sessions`."""
     alerts: Sequence[str] = ()
@@ -120,7 +122,8 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
 def render(page: Page) -> str:
     """Render the page to HTML."""
     records = () if isinstance(page.records, Missing) else page.records
-    charts, logged = curves.build_charts(records), curves.last_values(records)
+    chance = {} if page.purity_chance is None else {"neighbor_purity": page.purity_chance}
+    charts, logged = curves.build_charts(records, chance=chance), curves.last_values(records)
     missing = page.missing()
     if not logged:
         why = "metrics.jsonl has no numbers that can be drawn" if records else "nothing was logged yet"
@@ -128,7 +131,7 @@ def render(page: Page) -> str:
     drawn = {chart.metric.name for chart in charts}
     return environment().get_template("report.html").render(
         page=page, missing=missing, settings={} if isinstance(page.settings, Missing) else page.settings,
-        tiles=_tiles(page, records, logged), charts=charts, chart_data=chart_data(charts),
+        tiles=_tiles(page, records, logged, chance), charts=charts, chart_data=chart_data(charts),
         single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
         line_description=curves.describe_lines(charts) if charts else "",
         map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
@@ -177,15 +180,18 @@ def chart_data(charts: Sequence[curves.Chart]) -> dict[str, Any]:
 
 
 def _tiles(
-    page: Page, records: Sequence[dict[str, Any]], logged: Mapping[str, tuple[curves.Metric, str]]
-) -> list[tuple[str, str, str]]:
+    page: Page, records: Sequence[dict[str, Any]], logged: Mapping[str, tuple[curves.Metric, str]],
+    chance: Mapping[str, float],
+) -> list[tuple[str, str, str]]:  # fmt: skip
     """Return name, value and note of each headline number."""
     tiles = [("state", page.state.title, page.state.note)]
     if epochs := trained_epochs(records, {} if isinstance(page.settings, Missing) else page.settings):
         tiles.append(("epochs", *epochs))
     tiles += [
-        (metric.title.lower(), last, "last logged step") for name, (metric, last) in logged.items() if name in HEADLINE
-    ]
+        (metric.title.lower(), last,
+         "last logged step" + (f"; chance {metric.format(chance[name])}" if name in chance else ""))
+        for name, (metric, last) in logged.items() if name in HEADLINE
+    ]  # fmt: skip
     if page.sessions:
         tiles.append(("wall time", wall_time(page.sessions), "of training"))
     return [*tiles, ("unreadable images", f"{len(page.skipped):,}", "left out")]

@@ -61,7 +61,7 @@ def umap_installed() -> bool:
 def umap_layout(features: Tensor, graph: Graph, tick: Callable[[], None] = lambda: None) -> Layout:
     """Lay out features (n, D) by UMAP with 15 exact neighbors, from `graph`; the seed is 0.
 
-    `tick` is called about twice a second; an exception of it does not stop the computation.
+    `tick` is called about twice per second; an exception of it does not stop the computation.
     """
     if not umap_installed():
         raise UserError("UMAP needs umap-learn: pip install 'snclr[explore]'; the PCA layout needs nothing")
@@ -91,7 +91,7 @@ def umap_layout(features: Tensor, graph: Graph, tick: Callable[[], None] = lambd
 
 @contextlib.contextmanager
 def _repeated(tick: Callable[[], None]) -> Iterator[None]:
-    """Call a function twice a second from a thread during the block."""
+    """Call a function twice per second from a thread during the block."""
     done = threading.Event()
 
     def repeat() -> None:
