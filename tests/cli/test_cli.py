@@ -136,7 +136,7 @@ _PRETRAIN = "snclr pretrain --data DATA --out OUT [OPTIONS]"
     [
         (["pretrian"], 'Did you mean "pretrain"?', "snclr COMMAND"),
         (["pretrain", "--imagesize", "3"], "--imagesize. Did you mean --image-size?", _PRETRAIN),
-        (["pretrain", "--method", "snclrr"], 'Did you mean "snclr"?', _PRETRAIN),
+        (["pretrain", "--method", "snclrr"], "(did you mean 'snclr'?)", _PRETRAIN),
         (["pretrain", "--lr", "high"], '--lr: "high" is not a number', _PRETRAIN),
         (["pretrain", "--epochs", "five"], '--epochs: "five" is not a whole number', _PRETRAIN),
         (["pretrain", "/usr"], "unexpected argument /usr. Did you mean --data /usr?", _PRETRAIN),
