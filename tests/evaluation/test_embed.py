@@ -136,7 +136,7 @@ def test_damaged_and_foreign_files_raise_user_error(tmp_path):
             read_embeddings(path)
     write_embeddings(tmp_path / "f.npy", good)
     np.save(tmp_path / "f.npy", np.zeros((3, 3), np.float32))
-    with pytest.raises(UserError, match="do not belong together"):
+    with pytest.raises(UserError, match="do not match"):
         read_embeddings(tmp_path / "f.npy")
     np.save(tmp_path / "p.npy", np.array([object()]), allow_pickle=True)
     keys_file(tmp_path / "p.npy").write_text('{"features_sha256": "", "keys": [], "labels": null, "metadata": {}}')

@@ -34,7 +34,7 @@ from snclr.runtime.stop import StopRequested
 # JPEGs may be decoded at reduced size, but at least this many times the view size: an 8 % crop is not upscaled.
 _DRAFT_SIDES = 4
 _REPLACEMENT_TRIES = 100
-# Decoded images are collected up to this size, then cropped together.
+# Decoded images are collected up to this size, then cropped in one call.
 _CROP_GROUP_BYTES = 8 * 10**6
 # With fewer bad images, their share is not estimated from the images read so far.
 _MIN_BAD_FOR_ESTIMATE = 10

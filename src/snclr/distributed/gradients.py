@@ -109,7 +109,7 @@ class GradientAverager:
 
 
 def _split_into_buckets(parameters: Iterator[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
-    """Yield consecutive parameters of one dtype and device, together at most `bucket_bytes` unless it is only one."""
+    """Yield lists of consecutive parameters of one dtype and device, of at most `bucket_bytes` or one parameter."""
     part: list[nn.Parameter] = []
     for parameter in parameters:
         full = sum(p.nbytes for p in part) + parameter.nbytes > bucket_bytes

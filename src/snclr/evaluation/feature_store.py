@@ -35,7 +35,7 @@ _INFO = "info.json"
 
 
 class Block(NamedTuple):
-    """Ids (n,) and features (n, d) of images encoded together, and the images that could not be read."""
+    """Ids (n,) and features (n, d) of the images of one block, and those that could not be read."""
 
     ids: Ids
     features: Tensor

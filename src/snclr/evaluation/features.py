@@ -72,7 +72,7 @@ def extract_features(
         progress.done = sum(len(blocks[number]) for number in encoded)
         if store is not None and progress.done:
             progress.print(f"{description}: {progress.done:,} of {len(dataset):,} images from {store.folder}")
-        # The size of a chunk must not depend on the world size, since images encoded together determine the last bits
+        # The size of a chunk must not depend on the world size, since the images of a chunk determine the last bits
         # of their features. A small dataset has small chunks, so that all ranks get a share.
         chunk = min(batch_size, max(32, -(-len(dataset) // 8)))
         ids = np.concatenate([np.empty(0, np.int64), *(blocks[number] for number in missing)])

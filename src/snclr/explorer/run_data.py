@@ -77,7 +77,7 @@ class Matrix:
     features: Tensor
     ids: Tensor
     raw: Tensor | None = None
-    """Features before normalization, where they are needed again (y1)."""
+    """Features before normalization, if they are needed again (y1)."""
 
     @cached_property
     def row_of(self) -> dict[int, int]:

@@ -296,9 +296,9 @@ class SwAVConfig(MultiCropConfig, PrototypeConfig, FinalNormConfig):
     temperature: Positive = 0.1
     prototypes: AtLeastTwo = 3000
     assignment_queue: NonNegativeInt | None = None
-    """Earlier features of each view that are assigned to the prototypes together with the batch, a multiple of the
-    batch size (default: none if the batch has as many images as there are prototypes, else so many that batch and
-    queue have 4/3 as many)."""
+    """Earlier features of each view that are assigned to the prototypes with the batch, a multiple of the
+    batch size (default: none if the batch has as many images as there are prototypes, else enough for batch and queue
+    to have 4/3 as many)."""
     assignment_queue_start: NonNegativeInt = 15
     """Epochs before the first features enter that queue."""
 

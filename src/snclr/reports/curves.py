@@ -50,10 +50,10 @@ class Metric:
 
 
 METRICS = (
-    Metric("loss", "Loss", "of the run's method; SNCLR: sum over both directions"),
-    Metric("lr", "Learning rate", "of the logged step", noisy=False),
+    Metric("loss", "Loss", "the loss of the run's method; SNCLR: sum over both directions"),
+    Metric("lr", "Learning rate", "value at the logged step", noisy=False),
     Metric("spread", "Spread", "1: features spread out; 0: collapsed", min_span=0.2),
-    Metric("effective_rank", "Effective rank", "of the features of a batch"),
+    Metric("effective_rank", "Effective rank", "effective number of dimensions of the features of a batch"),
     Metric("neighbor_purity", "Neighbor purity",
            "neighbors with the image's class, augmented views against the queue (labels are not used in training)",
            True, min_span=0.1),

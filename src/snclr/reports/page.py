@@ -193,7 +193,7 @@ def _tiles(
         for name, (metric, last) in logged.items() if name in HEADLINE
     ]  # fmt: skip
     if page.sessions:
-        tiles.append(("wall time", wall_time(page.sessions), "of training"))
+        tiles.append(("wall time", wall_time(page.sessions), "training only"))
     return [*tiles, ("unreadable images", f"{len(page.skipped):,}", "left out")]
 
 

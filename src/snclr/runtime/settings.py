@@ -86,7 +86,7 @@ class Setting:
     help: str
 
     def check(self, value: Any) -> Any:
-        """Return the value, an int converted where a float is expected. Raise UserError if it is not allowed.
+        """Return the value, an int converted if a float is expected. Raise UserError if it is not allowed.
 
         A choice may be spelled with other case, hyphens or underscores.
         """

@@ -387,7 +387,7 @@ def is_run_config(settings: Mapping[str, Any]) -> bool:
 
 
 def _with_earlier_values(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run together with those that its version did not have yet.
+    """Return the settings of a run and those that its version did not have yet.
 
     Before there was `predictor_final_bn`, `final_bn` was for both heads. Before there was `drop_path`, the views
     "infomin" were those that are now named "randaugment".

@@ -175,7 +175,7 @@ def _scan(path: Path, location: str) -> ShardIndex:
 
 
 def _images(members: Iterable[Member], fd: int) -> Iterator[tuple[Member, str | None]]:
-    """Yield the images of a tar with their labels; consecutive members with the same key belong together."""
+    """Yield the images of a tar with their labels; consecutive members with the same key are one example."""
     key, images, label = None, list[Member](), None
     for member in members:
         name = member.name.removeprefix("./")

@@ -109,7 +109,7 @@ def fused_color(images: Tensor, table: Tensor, mean_scale: Tensor, steps: Steps,
     if steps.gray:
         on, gray = _wide(table[:, _GRAY]) > 0, _luma(planes)
         planes = _each(planes, lambda plane: torch.where(on, gray, plane))
-    if steps.blur:  # after it, all channels together: planes would need a pass of their own
+    if steps.blur:  # from here on all channels at once: planes would need a pass of their own
         x = _blur_padded(torch.stack(planes, 1), table[:, _WEIGHTS:, None, None, None])
         x = _end(x, table[:, _SOLARIZE, None, None, None], mean_scale, steps)
         return x.contiguous(memory_format=torch.channels_last) if channels_last else x

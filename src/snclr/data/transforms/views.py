@@ -122,7 +122,7 @@ def local_view(first: ViewSettings) -> ViewSettings:
     return replace(first, crop_min=low, crop_max=high, blur=blur, solarize=0.0)
 
 
-# Values of the images that a CPU transforms together, on one thread: they stay in its cache from one transform to the
+# Values of the images that a CPU transforms at once, on one thread: they stay in its cache from one transform to the
 # next, and no thread waits for another, which is slow while the workers use all cores.
 _CHUNK_VALUES = 2**20
 # Positions of the random numbers of a view.

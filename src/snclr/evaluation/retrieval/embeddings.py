@@ -216,7 +216,7 @@ def _read_npy(path: Path) -> Embeddings:
     with open(path, "rb") as raw:
         features: Matrix = np.load(raw, allow_pickle=False)
     if names["features_sha256"] != _digest(features):
-        raise UserError(f"{path} and {beside.name} do not belong together; write both again with snclr embed")
+        raise UserError(f"{path} and {beside.name} do not match; write both again with snclr embed")
     return Embeddings(features, names["keys"], names["labels"], names["metadata"])
 
 

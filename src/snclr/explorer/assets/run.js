@@ -59,7 +59,7 @@ export function mount(root, app) {
         stat("Loss", number(last.loss), ""),
         stat(...purity),
         stat("Spread", number(last.spread, 2), "1 spread out, 0 collapsed"),
-        stat("Effective rank", number(last.effective_rank, 1), "of a batch"),
+        stat("Effective rank", number(last.effective_rank, 1), "features of one batch"),
         stat("Queue kNN", percent(last.queue_knn), "within the queue"),
         stat("Unreadable images", count(run.bad_total), ""),
       ),
