@@ -119,10 +119,18 @@ def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
     text = capsys.readouterr().out
     assert f"{found.probe.agreement:.0%} agree between two views" in text
     assert found.probe.advice in text
+    assert found.probe.advice == neighbor_advice(found.probe.purity, found.probe.pulled_share)
+    assert re.search(r"have the image's class \(chance \d+%\)", text)
     short = plan(steps=1, data=str(images), **SMALL, probe_minutes=1e-6, search_view="plain", sides="neither").probe
     assert (short.steps, short.agreement, short.pulled_share) == (1, None, None)
+    assert "after 1 step are those of an almost untrained encoder" in short.advice
     assert plan(steps=1, data=str(images), **SMALL).probe.minutes == 1  # the default for SNCLR
     assert plan(steps=1, data=str(images), **SMALL, probe_minutes=0).probe is None
+
+
+def test_slow_steps_end_the_measurement(images, monkeypatch):
+    monkeypatch.setattr("snclr.api.pretrain.MEASURE_SECONDS", 0.0)
+    assert plan(steps=10, data=str(images), **SMALL, probe_minutes=0).tried_steps == 1
 
 
 @pytest.mark.parametrize(

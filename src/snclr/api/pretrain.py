@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.api.early_checks import check_numbers, check_pretrain, unread_photos
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.runtime.settings import Range
 
 USELESS_PURITY = 0.45
 """At this neighbor purity and below, neighbors gained nothing on any dataset of docs/results/neighbor-study.md."""
+PROBE_STEPS = 50
+"""After fewer steps a probe gives no advice about neighbors, unless they are the whole run."""
+MEASURE_SECONDS = 60.0
+"""`plan` measures fewer steps if they take longer: ten steps of a large encoder can take minutes on a CPU."""
 
 if TYPE_CHECKING:
     from snclr.data.info import DatasetInfo
@@ -143,7 +147,7 @@ def plan(
 
     Args:
         config: File with settings, e.g. the config.yaml of a run; it overrides the recipe, flags override it.
-        steps: Training steps to measure.
+        steps: Training steps to measure; fewer if they take more than a minute.
         probe_minutes: Minutes of training after which the neighbors are measured (0: no such training); by default 1
             for --method snclr.
         quiet: Print no progress.
@@ -172,7 +176,7 @@ def plan(
     ranks = _world_size(run)
     check_batch_size(run.batch_size, ranks)
     share = {"batch_size": run.batch_size // ranks, "devices": "1", "nodes": 1}
-    cost = measure_cost({**run.to_dict(), **share}, steps=steps, quiet=quiet)
+    cost = measure_cost({**run.to_dict(), **share}, steps=steps, seconds=MEASURE_SECONDS, quiet=quiet)
     seconds = cost["seconds_with_views"]
     memory = count_memory(
         run, images=run.batch_size // ranks, ranks=ranks, classes=data.classes, dataset_images=data.images
@@ -181,7 +185,7 @@ def plan(
     probe = _probe({**run.to_dict(), **share}, probe_minutes, quiet) if probe_minutes else None
     return RunPlan(
         images=data.images, batch_size=run.batch_size, ranks=ranks, epochs=run.epochs,
-        steps_per_epoch=epoch_steps, steps=epoch_steps * run.epochs, tried_steps=steps,
+        steps_per_epoch=epoch_steps, steps=epoch_steps * run.epochs, tried_steps=cost["steps"],
         compute_seconds_per_step=cost["seconds_per_step"], seconds_per_step=seconds,
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
@@ -195,7 +199,15 @@ def _probe(settings: dict[str, Any], minutes: float, quiet: bool) -> NeighborPro
 
     found = probe_neighbors(settings, minutes=minutes, quiet=quiet)
     agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "neighbor_purity", "pulled_share"))
-    return NeighborProbe(minutes, int(found["steps"]), agreement, purity, pulled, neighbor_advice(purity, pulled))
+    steps = int(found["steps"])
+    if steps < PROBE_STEPS and not found["complete"]:
+        advice = (
+            f"The neighbors after {count(steps, 'step')} are those of an almost untrained encoder. Raise"
+            " --probe-minutes to judge them."
+        )
+    else:
+        advice = neighbor_advice(purity, pulled)
+    return NeighborProbe(minutes, steps, agreement, purity, pulled, advice)
 
 
 def neighbor_advice(purity: float | None, pulled: float | None) -> str:

@@ -104,13 +104,19 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         if queue.same_class is not None:
             yield "", f"about {queue.same_class:,.0f} of these images share a given image's class (by the labels)"
     if (probe := plan.probe) is not None:
+        chance = ""
+        if queue is not None and queue.same_class is not None:
+            chance = f" (chance {queue.same_class / (queue.share_of_images * plan.images):.0%})"
         shares = {
             "agree between two views": probe.agreement,
-            "have the image's class": probe.purity,
+            f"have the image's class{chance}": probe.purity,
             "are pulled": probe.pulled_share,
         }
         parts = [f"{share:.0%} {what}" for what, share in shares.items() if share is not None]
-        yield "neighbors", f"{', '.join(parts) or 'none found'} (after {probe.steps:,} steps, {probe.minutes:g} min)"
+        yield (
+            "neighbors",
+            f"{', '.join(parts) or 'none found'} (after {count(probe.steps, 'step')}, {probe.minutes:g} min)",
+        )
     if plan.ranks > 1:
         yield "note", "communication between ranks is not included; see docs/reference/scaling.md"
 

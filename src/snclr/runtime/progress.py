@@ -53,6 +53,7 @@ class Progress:
     """Number of items, None if unknown."""
     _: KW_ONLY
     unit: str = "images"
+    """What is counted; "" shows no rate."""
     done: int = 0
     """Finished items, including those of an interrupted run that is resumed."""
     interval: float = 30.0
@@ -139,7 +140,7 @@ class Progress:
 
     def _pace(self) -> Iterable[str]:
         yield f"{self.done:,} {self.unit}" if self.total is None else f"{self._percent()}%"
-        if self.rate is not None and self._updates > 1:
+        if self.unit and self.rate is not None and self._updates > 1:
             yield f"{_short(self.rate)} {self.unit}/s"
         if self.seconds_left is not None and self._percent() != 100:
             yield f"{duration(self.seconds_left)} left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import sys
 import time
@@ -40,8 +41,13 @@ def _short_training(settings: Mapping[str, Any], steps: int | None = None) -> It
         yield task, batches
 
 
-def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True) -> dict[str, Any]:
-    """Run `steps` real training steps without a run directory; return seconds per step and memory."""
+def measure_cost(
+    settings: Mapping[str, Any], *, steps: int, seconds: float = math.inf, quiet: bool = True
+) -> dict[str, Any]:
+    """Run `steps` real training steps without a run directory; return seconds per step and memory.
+
+    After `seconds`, the measurement ends with the first measured step; "steps" is the number of measured steps.
+    """
     durations: list[float] = []
     ends: list[float] = []
     cpu_ends: list[float] = []
@@ -61,6 +67,9 @@ def measure_cost(settings: Mapping[str, Any], *, steps: int, quiet: bool = True)
             cpu_ends.append(time.process_time())
             durations.append(ends[-1] - start)
             progress.update(1)
+            if sum(durations) > seconds and len(durations) > WARMUP_STEPS:
+                break
+    steps = len(durations) - WARMUP_STEPS
     return {
         "seconds_per_step": statistics.median_high(durations[WARMUP_STEPS:]),
         "seconds": round(sum(durations), 3), "steps": steps,
@@ -83,13 +92,13 @@ def fill_queue(queue: NeighborQueue, seed: int) -> None:
 def probe_neighbors(settings: Mapping[str, Any], *, minutes: float, quiet: bool = True) -> dict[str, float]:
     """Train for some minutes without a run directory; return the mean health metrics of the last fifth of the time.
 
-    There is no warm-up of the learning rate, so that a short training changes the features. The number of steps is
-    returned as "steps".
+    There is no warm-up of the learning rate, so that a short training changes the features. Also return the number of
+    steps as "steps", and as "complete" whether they are the whole run.
     """
     found: list[dict[str, float]] = []
     with (
         _short_training({**settings, "warmup_epochs": 0.0}) as (task, batches),
-        Progress("probing neighbors", max(1, round(60 * minutes)), unit="s", quiet=quiet) as progress,
+        Progress("probing neighbors", max(1, round(60 * minutes)), unit="", quiet=quiet) as progress,
     ):
         labels = None if task.dataset.labels is None else torch.from_numpy(task.dataset.labels).to(task.fabric.device)
         start, step = time.monotonic(), 0
@@ -102,7 +111,10 @@ def probe_neighbors(settings: Mapping[str, Any], *, minutes: float, quiet: bool 
             if spent > 1:
                 break
     names = {name for values in found for name in values}
-    return {"steps": step} | {n: statistics.fmean(values[n] for values in found if n in values) for n in sorted(names)}
+    complete = step == task.total_steps
+    return {"steps": step, "complete": complete} | {
+        n: statistics.fmean(values[n] for values in found if n in values) for n in sorted(names)
+    }
 
 
 def peak_memory() -> dict[str, Any]:
