@@ -213,6 +213,8 @@ def test_opening_for_reading(tmp_path: Path) -> None:
     open_run(tmp_path / "encoder only")
     with pytest.raises(UserError, match="there is no run directory"):
         open_run(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"is a file of a run. Give the run directory: .*run$"):
+        open_run(run.metrics)
     (tmp_path / "photos").mkdir()
     with pytest.raises(UserError, match="is not a run"):
         open_run(tmp_path / "photos")

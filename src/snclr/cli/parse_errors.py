@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from cyclopts import CycloptsError
 
 _OTHER_WORDS = {
+    ("pretrain", "--model"): "The model is --encoder",
+    ("plan", "--model"): "The model is --encoder",
+    ("explore", "--no-open"): "It opens no browser, only prints the address",
+    ("explore", "--no-browser"): "It opens no browser, only prints the address",
     ("pack", "--data"): "Give the folder without a flag: snclr pack FOLDER --shards OUT",
     ("pack", "--out"): "The output folder is --shards",
     ("export", "--format"): "The formats are --to",
