@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.helpers import tiny_run
 
@@ -14,6 +15,10 @@ from tests.helpers import tiny_run
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # A test run in the background of a script inherits SIGINT ignored, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests assert no timings: an example may take long on a busy machine, or import a library first.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 LONG_FOLDERS = ("tests/distributed/", "tests/reliability/")
 

@@ -105,7 +105,7 @@ def test_round_trip_of_every_dtype_and_shape(tmp_path: Path) -> None:
         assert not got.requires_grad
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.dictionaries(
         st.text(max_size=8).filter(lambda name: name != "__metadata__"),

@@ -212,7 +212,7 @@ def test_a_path_that_is_neither_a_file_nor_a_run_is_refused(tmp_path):
         read_weights(tmp_path, TINY)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=8), st.sampled_from(["pt", "safetensors"]))
 def test_a_damaged_file_is_loaded_or_refused_without_other_errors(tmp_path, offset, junk, suffix):
     path = tmp_path / f"w.{suffix}"

@@ -19,7 +19,7 @@ int64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 
 
 @given(length=st.integers(0, 300), seed=int64, epoch=st.integers(0, 10**6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_an_epoch_visits_every_image_once(length, seed, epoch):
     order = epoch_order(length, seed, epoch)
     assert order.dtype == np.int64
@@ -48,7 +48,7 @@ def test_numbers_do_not_change_between_versions():
     view=st.integers(-2, 9),
     count=st.integers(1, 40),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_row_depends_on_its_own_key_alone(ids, seed, epoch, view, count):
     batch = uniforms(seed, epoch, np.array(ids), view, count)
     for row, index in enumerate(ids):
@@ -98,7 +98,7 @@ def test_coordinates_are_not_interchangeable():
 
 
 @given(length=st.integers(1, 60), data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_batches_follow_the_epoch_order_and_drop_the_last_one(length, data):
     batch = data.draw(st.integers(1, length))
     epoch = data.draw(st.integers(0, 5))

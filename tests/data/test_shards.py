@@ -213,7 +213,7 @@ def test_worker_processes_read_the_same(tmp_path):
         assert torch.equal(a.views[1], b.views[1])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 30), st.integers(0, 5), st.integers(1, 6))
 def test_the_windowed_order_is_a_permutation_within_its_window(shards, window, images, epoch, start):
     shard = np.repeat(np.arange(shards), images)
@@ -334,7 +334,7 @@ KEYS = st.sampled_from(["shards", "index", "images", "schema", "name", "sha256",
 JSON = st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(KEYS, x))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JSON)
 def test_any_json_is_a_manifest_or_an_error(tmp_path, content):
     (tmp_path / MANIFEST).write_text(json.dumps(content))

@@ -35,7 +35,7 @@ def make(entries, kind=tarfile.GNU_FORMAT):
     return buffer.getvalue()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=1100)), max_size=6), FORMATS)
 def test_members_have_the_name_and_position_of_their_content(entries, kind):
     entries = [(name + ".jpg", content) for name, content in entries]
@@ -124,7 +124,7 @@ def repaired(data):
     return data[:148] + b"%06o\0 " % total + data[156:]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_corrupted_bytes_give_members_or_damaged_tar(data):
     content = bytearray(BASE)

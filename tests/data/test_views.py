@@ -57,7 +57,7 @@ def keyed(ids, view=0, seed=1, epoch=2):
 
 
 @given(height=st.integers(1, 500), width=st.integers(1, 500), low=st.floats(0.01, 1), seed=st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_boxes_lie_inside_any_image(height, width, low, seed):
     top, left, h, w = crops.random_boxes(draw(20, seed=seed), height, width, (low, 1.0)).T
     assert (h >= 1).all()
@@ -260,7 +260,7 @@ def test_a_view_equals_torchvisions_for_the_same_random_numbers(images, group, v
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_view_never_depends_on_its_batch(data):
     images = noise(24, 20, 20, 3)
     how = ViewSettings(blur=0.5, solarize=0.5, grayscale=0.3)

@@ -74,7 +74,7 @@ def test_unknown_recipes_and_sizes_are_refused():
 # ---- samples
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(32, 800), st.integers(800, 1400))
 def test_scaled_sizes_keep_the_aspect_ratio_and_the_limits(width, height, short, long):
     w, h = scaled_size(width, height, short, long)
@@ -84,7 +84,7 @@ def test_scaled_sizes_keep_the_aspect_ratio_and_the_limits(width, height, short,
     assert w / h == pytest.approx(width / height, rel=1 / min(w, h))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 30), st.integers(0, 20), st.integers(8, 30), st.integers(40, 140), st.integers(40, 140),
     st.booleans(), st.booleans(),

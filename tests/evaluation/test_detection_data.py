@@ -243,7 +243,7 @@ def test_a_set_survives_pickling(folder):
         copied.objects[6]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 30), st.integers(1, 40), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_decoded_runs_match_pycocotools(height, width, share, seed):
     mask = (np.random.default_rng(seed).random((height, width)) < share).astype(np.uint8)
@@ -252,7 +252,7 @@ def test_decoded_runs_match_pycocotools(height, width, share, seed):
     assert np.array_equal(flat.reshape(width, height).T, mask)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=12))
 def test_any_string_is_decoded_or_rejected_with_value_error(text):
     try:

@@ -42,7 +42,7 @@ def unit(generator: torch.Generator, *shape: int) -> torch.Tensor:
     times_2tau=st.booleans(),
     by_encoder=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_terms_match_a_naive_implementation(
     seed, queued, k, tau, form, sides, gamma, temperature, hard, times_2tau, by_encoder
 ):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor, nn
@@ -165,7 +165,6 @@ def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str], monk
 
 
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 15), st.integers(1, 5), st.integers(0, 9))
-@settings(deadline=None)
 def test_chunks_do_not_depend_on_the_world_size(n: int, batch: int, chunk: int, size: int, start: int) -> None:
     """The ranks together have the same chunks in the same order, from any batch on."""
     whole = BatchPlan(np.arange(n), batch=batch, chunk=chunk, epochs=2, seed=1)
@@ -191,7 +190,6 @@ def test_chunks_do_not_depend_on_the_world_size(n: int, batch: int, chunk: int, 
 
 
 @given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 15), st.integers(1, 3))
-@settings(deadline=None)
 def test_a_plan_yields_every_image_once_per_epoch(n: int, batch: int, chunk: int, epochs: int) -> None:
     plan = BatchPlan(np.arange(100, 100 + n), batch=batch, chunk=chunk, epochs=epochs, seed=3)
     requests = [plan.request(number) for number in range(len(plan))]

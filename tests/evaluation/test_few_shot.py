@@ -23,7 +23,7 @@ def naive_accuracy(train, train_labels, test, test_labels, chosen) -> float:
     return right / len(test)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
 def test_the_mean_matches_a_naive_implementation(classes: int, per_class: int, draws: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -38,7 +38,7 @@ def best(scores: dict[int, float], count: int = 1) -> list[int]:
     return sorted(scores, key=lambda c: (-scores[c], c))[:count]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(8, 40), st.integers(1, 12), st.integers(2, 7), st.integers(1, 60), st.integers(0, 10_000))
 def test_predictions_match_a_naive_implementation(n: int, m: int, classes: int, k: int, seed: int) -> None:
     train, train_labels, test, test_labels = made_up(n, m, 7, classes, seed)

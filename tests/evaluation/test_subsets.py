@@ -19,7 +19,7 @@ from snclr.evaluation.few_labels.subsets import balanced_subset, choose_subset, 
     percent=st.sampled_from(["0.1", "1", "10", "33.3", "50", "99", "100"]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_subset_has_the_exact_count_and_equal_parts_per_class(sizes, percent, seed):
     labels = np.repeat(np.arange(len(sizes)), sizes)[np.random.default_rng(seed).permutation(sum(sizes))]
     share = Fraction(percent) / 100

@@ -15,7 +15,7 @@ from tests.methods import naive
 
 
 @given(capacity=st.integers(1, 12), batches=st.lists(st.integers(0, 30), max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_queue_is_first_in_first_out_for_any_batch_size_and_capacity(capacity, batches):
     queue = NeighborQueue(capacity, dim=3)
     expected: deque[tuple[int, int]] = deque(maxlen=capacity)  # (image id, push number)
@@ -44,7 +44,7 @@ def test_the_queue_stores_normalized_features_and_searches_only_filled_rows():
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 6), k=st.integers(1, 10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_query_never_finds_its_own_image(seed, images, k):
     generator = torch.Generator().manual_seed(seed)
     queue = NeighborQueue(capacity=30, dim=4)
@@ -61,7 +61,7 @@ def test_a_query_never_finds_its_own_image(seed, images, k):
     seed=st.integers(0, 10_000), capacity=st.integers(1, 20), batches=st.lists(st.integers(1, 9), max_size=6),
     images=st.integers(1, 8), k=st.integers(1, 6), unique=st.booleans(), search_dim=st.sampled_from([None, 5]),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_search_equals_a_loop_over_the_last_pushes(seed, capacity, batches, images, k, unique, search_dim):
     generator = torch.Generator().manual_seed(seed)
     queue = NeighborQueue(capacity, dim=3, search_dim=search_dim, dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_missing_neighbors_have_no_weight_and_no_gradient():
 
 
 @given(seed=st.integers(0, 10**6), tau=st.sampled_from([0.1, 0.2, 0.5]), spread=st.floats(0.01, 1.0))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_neighbor_attracts_if_its_weight_exceeds_its_count_times_exp_minus_the_loss(seed, tau, spread):
     draw = torch.Generator().manual_seed(seed)
     z1, y2, candidates = (F.normalize(torch.randn(n, 5, generator=draw, dtype=torch.float64), dim=1) for n in (4, 4, 6))

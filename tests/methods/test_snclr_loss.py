@@ -50,7 +50,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
     times_2tau=st.booleans(),
     dtype=st.sampled_from([torch.float64, torch.float32]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_loss_and_gradient_equal_the_equations(
     seed, n, dim, queued, images, k, tau, form, sides, negatives, gamma, temperature, gradient, hard, times_2tau, dtype
 ):
@@ -97,7 +97,7 @@ def test_loss_and_gradient_equal_the_equations(
     k=st.integers(1, 8),
     block=st.sampled_from([2, 3, 64]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_search_equals_sorting_all_candidates(seed, n, queued, images, k, block):
     generator = torch.Generator().manual_seed(seed)
     y2, c = unit_vectors(generator, n, 5), unit_vectors(generator, queued, 5)
@@ -126,7 +126,7 @@ def test_the_search_equals_sorting_all_candidates(seed, n, queued, images, k, bl
     dtype=st.sampled_from([torch.float64, torch.float32]),
 )
 @example(seed=233659, n=5, first=5, second=5, scale=300.0, dtype=torch.float32)  # two of the largest nearly equal
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_streaming_logsumexp_equals_the_direct_one(seed, n, first, second, scale, dtype):
     """At scale 300 the exponentials would overflow without a running maximum."""
     generator = torch.Generator().manual_seed(seed)
@@ -163,7 +163,7 @@ def test_the_streaming_logsumexp_equals_the_direct_one(seed, n, first, second, s
     temperature=st.sampled_from([0.05, 1.0]),
     hard=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_neighbor_is_pulled_if_the_gradient_of_its_logit_is_negative(
     seed, n, queued, k, spread, tau, form, sides, gamma, temperature, hard
 ):

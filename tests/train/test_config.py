@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from snclr.errors import UserError
@@ -267,7 +267,6 @@ def test_errors_state_the_allowed_values(bad, texts):
         assert text in str(caught.value)
 
 
-@settings(deadline=None)
 @given(
     name=st.sampled_from(list(all_settings())),
     value=st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())),

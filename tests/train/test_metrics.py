@@ -67,7 +67,7 @@ def test_missing_and_empty_files_have_no_records(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cut=st.integers(0, 10**6), resume_step=st.integers(0, 12) | st.none())
 def test_a_kill_at_any_byte_and_a_resume_give_the_uninterrupted_file(
     tmp_path_factory: pytest.TempPathFactory, cut: int, resume_step: int | None
