@@ -146,6 +146,8 @@ _PRETRAIN = "snclr pretrain --data DATA --out OUT [OPTIONS]"
         (["fewshot", "run", "--labels", "2"], "Did you mean --labels-per-class?", "snclr fewshot RUN [OPTIONS]"),
         (["export", "run", "--format", "onnx"], "unknown option --format. The formats are --to.",
          "snclr export RUN --to STR [OPTIONS]"),
+        (["export", "run", "--to", "timm", "onnx"], "argument onnx. Separate formats by commas: --to timm,onnx",
+         "snclr export RUN --to STR [OPTIONS]"),
         (["pretrain", "--model", "resnet50"], "The model is --encoder.", _PRETRAIN),
         (["explore", "run", "--no-open"], "only prints the address.", "snclr explore RUN [OTHER] [OPTIONS]"),
         (["knn", "run", "--neighbours", "5"], "The number of neighbors is --k.", "snclr knn RUN [OPTIONS]"),

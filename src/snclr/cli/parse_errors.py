@@ -36,6 +36,8 @@ _CHOICE = re.compile(r'(Invalid value "(.*)" for \S+)\. Choose from: (.*?)\.(?: 
 def reason(error: CycloptsError, name: str | None, argv: Sequence[str], flags: Collection[str]) -> str:
     """Return what is wrong with `argv`, the arguments of the command `name`, which has these `flags`."""
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        if name == "export" and "--to" in argv:
+            return f"unexpected argument {shlex.join(error.unused_tokens)}. Separate formats by commas: --to timm,onnx"
         return f"unexpected argument {shlex.join(error.unused_tokens)}{_as_flags(error.unused_tokens, argv, flags)}"
     if isinstance(error, UnknownOptionError):
         return _unknown_option(error, name, flags)
