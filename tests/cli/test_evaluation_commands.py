@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 import snclr
+from snclr.cli.evaluate import show_accuracy
 from snclr.cli.main import main
 from snclr.data.datasets.base import open_dataset
 from snclr.errors import UserError
@@ -25,7 +26,7 @@ from snclr.evaluation import features as extraction
 from snclr.evaluation import knn, state
 from snclr.evaluation.feature_store import FeatureStore, images_digest
 from snclr.evaluation.linear_task import LinearHeads
-from snclr.evaluation.results import read_results
+from snclr.evaluation.results import AccuracyResult, Baseline, read_results
 from snclr.methods.snclr.loss import positiveness
 from snclr.runtime.stop import StopRequested
 from snclr.train.load_run import load_trained_method
@@ -437,3 +438,23 @@ def test_invalid_flags_exit_with_code_2(run, images, argv, message, capsys):
     broken = images / "red" / "broken.png"
     assert main([part.format(run=run, broken=broken) for part in argv]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("classes", "chance", "shown"),
+    [
+        (6, 1 / 6, "chance 16.7% (1/6)"),
+        (10, 0.1, "chance 10.0% (1/10), of top-5 50.0% (5/10)"),
+        (20, 0.3, "chance 30.0% (largest class), of top-5 at least 25.0% (5/20)"),
+    ],
+)
+def test_top5_is_printed_with_its_chance_from_ten_classes_on(classes, chance, shown, capsys):
+    result = AccuracyResult(
+        kind="linear-cached", time="", top1=0.5, top5=0.9, n=100, standard_error=0.05, classes=classes, chance=chance,
+        protocol="", baselines={"raw_pixels": Baseline(0.4, 0.8, 0.05)}, warnings=[], skipped=0,
+    )  # fmt: skip
+    show_accuracy(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"; {shown}")
+    assert [("top-5 90.0%" in lines[1]), ("top-5 80.0%" in lines[2])] == [classes >= 10] * 2
+    assert result.to_dict()["numbers"]["top5"] == 0.9

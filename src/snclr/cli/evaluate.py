@@ -79,6 +79,8 @@ _COLUMNS = {
     "AP_mk": "AP^mk", "AP50_mk": "AP^mk_50", "AP75_mk": "AP^mk_75",
 }  # fmt: skip
 _SHOWN_CLASSES = 20
+_TOP5_CLASSES = 10
+"""With fewer classes, top-5 accuracy is not printed: most guesses are right."""
 
 
 def show_accuracy(result: AccuracyResult) -> None:
@@ -87,12 +89,19 @@ def show_accuracy(result: AccuracyResult) -> None:
     if isinstance(result, FewShotResult):
         k = f", mean over {count(result.draws, 'draw')}"
     title = _TITLES.get(result.kind, result.kind)
-    print(f"{title} top-1 ± s.e.{k}, {count(result.n, 'test image')}; {describe_chance(result)}")
+    has_top5 = result.top5 is not None and result.classes >= _TOP5_CLASSES
+    chance = describe_chance(result) + (f", of top-5 {_chance_of_top5(result)}" if has_top5 else "")
+    print(f"{title} top-1 ± s.e.{k}, {count(result.n, 'test image')}; {chance}")
     rows = {"this run": own_row(result), **result.baselines}.items()
     print_table(
         [""] * 4,
         [
-            (f"  {name}", accuracy(row), "" if row.top5 is None else f"top-5 {row.top5:.1%}", row.note or "")
+            (
+                f"  {name}",
+                accuracy(row),
+                "" if row.top5 is None or not has_top5 else f"top-5 {row.top5:.1%}",
+                row.note or "",
+            )
             for name, row in rows
         ],
     )
@@ -127,8 +136,17 @@ def accuracy(score: Baseline) -> str:
 
 def describe_chance(result: AccuracyResult) -> str:
     """Return the chance level and what it is: 1/classes for classes of equal size, else the share of the largest."""
-    is_balanced = abs(result.chance * result.classes - 1) < 1e-9
-    return f"chance {result.chance:.1%} ({f'1/{result.classes}' if is_balanced else 'largest class'})"
+    kind = f"1/{result.classes}" if _is_balanced(result) else "largest class"
+    return f"chance {result.chance:.1%} ({kind})"
+
+
+def _chance_of_top5(result: AccuracyResult) -> str:
+    """Return 5/classes; with classes of other sizes the five largest are a better guess, of a share not recorded."""
+    return f"{'' if _is_balanced(result) else 'at least '}{5 / result.classes:.1%} (5/{result.classes})"
+
+
+def _is_balanced(result: AccuracyResult) -> bool:
+    return abs(result.chance * result.classes - 1) < 1e-9
 
 
 def show_detect(result: DetectResult) -> None:
