@@ -49,7 +49,7 @@ class QueuePlan:
 
     length: int
     mb: float
-    """Memory of its features in megabytes."""
+    """Memory of its features, image ids and ages in megabytes, as in `tensor_mb`."""
     epochs_of_life: float
     """Epochs that a feature stays in the queue."""
     share_of_images: float
@@ -189,7 +189,7 @@ def plan(
         compute_seconds_per_step=cost["seconds_per_step"], seconds_per_step=seconds,
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
-        keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, cost["queue_mb"]), probe=probe,
+        keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, tensor_mb["queue"]), probe=probe,
         checked=readable.checked, unreadable=readable.unreadable, unread_photos=unread_photos(run.data),
     )  # fmt: skip
 
