@@ -183,6 +183,7 @@ def test_accuracies_are_grouped_by_test_set() -> None:
     results[2]["baselines"], results[2]["chance"] = {"raw_pixels": {"top1": 0.31, "top5": None}}, 0.2
     text = ParsedPage(render(page(["n"], results=results))).text().replace("\u202f", " ")
     words = " ".join(text[: text.index("Top-1 accuracy, newest")].split())
+    assert "The 95 % interval is binomial over test images, also for few-shot results" in text
     held_out, other = words.index("held out for the test (seed 0) n = 120"), words.index("test demo n = 1,200")
     assert held_out < other  # the set of the newest result comes first
     # The standard error is sqrt(p (1 - p) / n), the interval that of Wilson.
@@ -274,6 +275,8 @@ def test_sections_are_dropped_until_the_page_fits() -> None:
 def test_long_lists_are_truncated_and_counted() -> None:
     bad = [{"index": n, "key": f"bad-{n}.jpg", "reason": "r"} for n in range(1500)]
     html = render(page(["n"], skipped=bad))
+    assert "replaced by others" in html
+    assert "left out" not in html
     assert html.count(".jpg<") == MAX_SKIPPED
     assert "The first 100 of 1,500" in html
     assert "1,500 images were" in html

@@ -194,7 +194,7 @@ def _tiles(
     ]  # fmt: skip
     if page.sessions:
         tiles.append(("wall time", wall_time(page.sessions), "training only"))
-    return [*tiles, ("unreadable images", f"{len(page.skipped):,}", "left out")]
+    return [*tiles, ("unreadable images", f"{len(page.skipped):,}", "replaced by others" if page.skipped else "")]
 
 
 def trained_epochs(records: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> tuple[str, str] | None:
