@@ -158,7 +158,8 @@ _PRETRAIN = "snclr pretrain --data DATA --out OUT [OPTIONS]"
         (["plan", "--gamma", "most"], '--gamma: "most" is not a number or max', "snclr plan --data DATA [OPTIONS]"),
         (["knn"], "RUN is missing", "snclr knn RUN [OPTIONS]"),
         (["neighbors"], "RUN is missing", "snclr neighbors RUN [IMAGE...] [OPTIONS]"),
-        (["export", "run"], "--to is missing", "snclr export RUN --to STR [OPTIONS]"),
+        (["export", "run"], "--to is missing; choose one or more of torchvision, timm, detectron2",
+         "snclr export RUN --to STR [OPTIONS]"),
         (["explore"], "RUN is missing", "snclr explore RUN [OTHER] [OPTIONS]"),
     ],
 )  # fmt: skip

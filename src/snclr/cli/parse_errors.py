@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from snclr.errors import did_you_mean
+from snclr.exporters.format import NAMES
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
@@ -47,9 +48,10 @@ def reason(error: CycloptsError, name: str | None, argv: Sequence[str], flags: C
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         given = [flag for flag in error.argument.names if flag in argv]
         typo = re.search(r"\. Did you mean .*", str(error))
-        return (
-            f"{given[0]} needs a value" if given else f"{error.argument.name} is missing{typo.group() if typo else ''}"
-        )
+        text = f"{given[0]} needs a value" if given else f"{error.argument.name} is missing"
+        if name == "export" and error.argument.name == "--to":
+            return f"{text}; choose one or more of {', '.join(NAMES)}"
+        return text if given or not typo else text + typo.group()
     text = str(error).removeprefix(f'Command "{name}" ')
     if choice := _CHOICE.match(text):  # our suggestion also ignores case, hyphens and underscores
         start, value, known = choice.groups()
