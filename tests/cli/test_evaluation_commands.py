@@ -403,6 +403,16 @@ def test_an_invalid_run_exits_with_code_2(bad, command, folder, message, capsys)
     assert str(path) in err or path.name in err
 
 
+@pytest.mark.parametrize("sub", ["test", "a/b", ""])
+def test_class_folders_below_one_subfolder_are_suggested(run, images, sub, tmp_path, capsys):
+    folder = tmp_path / "labeled"
+    shutil.copytree(images if sub else images / "red", folder / sub)
+    shutil.copy(images / "red" / "red_1.png", folder / "top.png")
+    assert main(["knn", str(run), "--data", str(folder)]) == 2
+    hint = f" (did you mean '{folder / sub}'?)" if sub else ""
+    assert f"({folder}) have no labels{hint}. To label them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol=paper", "finetune"])
 @pytest.mark.parametrize(
     ("data", "message"),

@@ -91,7 +91,7 @@ def test_split_selects_the_images(run, tmp_path):
     tiny_run.write_images(tmp_path / "set/train", each=3)
     tiny_run.write_images(tmp_path / "set/test", each=2)
     for split, count in (("train", 9), ("test", 6), ("all", 15)):
-        done = snclr.embed(run, data=str(tmp_path / "set"), split=split, out=tmp_path / "t.npz", quiet=True)
+        done = snclr.embed(run, data=str(tmp_path / "set"), split=split, out=tmp_path / f"{split}.npz", quiet=True)
         assert (done.images, done.metadata["split"]) == (count, split)
 
 
@@ -158,6 +158,17 @@ def test_the_command_prints_the_file_and_the_skipped_images(run, tmp_path, capsy
     captured = capsys.readouterr()
     assert json.loads(captured.out)["images"] == 48
     assert captured.err == ""
+
+
+def test_an_existing_file_is_replaced_only_on_request(run, tmp_path, capsys):
+    out = tmp_path / "f.npz"
+    out.write_text("mine")
+    argv = ["embed", str(run), "--out", str(out)]
+    assert main(argv) == 2
+    assert f"{out} exists. Choose another file, or replace it with --overwrite." in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([*argv, "--overwrite"]) == 0
+    assert len(read_embeddings(out).keys) == 48
 
 
 def test_an_unwritable_path_is_rejected_before_features_are_computed(run, tmp_path, monkeypatch, capsys):

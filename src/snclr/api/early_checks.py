@@ -61,11 +61,13 @@ def check_numbers(allowed: Range, **values: float | None) -> None:
             raise UserError(f"{name} must be {allowed}, not {value:g}")
 
 
-def check_file(out: str | Path | None, *, suffixes: Sequence[str] = (), flag: str = "--out") -> None:
-    """Raise UserError if a file that was named for the output has another suffix or cannot be written."""
+def check_file(
+    out: str | Path | None, *, suffixes: Sequence[str] = (), flag: str = "--out", overwrite: bool = True
+) -> None:
+    """Raise UserError if a file that was named for the output has another suffix, exists or cannot be written."""
     if out is None or _has_other_ranks():
         return
-    from snclr.io.atomic import check_writable
+    from snclr.io.atomic import check_absent, check_writable
 
     path = Path(out)
     if suffixes and path.suffix.lower() not in suffixes:
@@ -73,6 +75,8 @@ def check_file(out: str | Path | None, *, suffixes: Sequence[str] = (), flag: st
         raise UserError(f"{flag} {path} {end}; use {' or '.join(suffixes)}")
     if path.is_dir():
         raise UserError(f"{flag} {path} is a folder; give the name of a file to write")
+    if not overwrite:
+        check_absent(path)
     check_writable(path, f"choose another {flag}")
 
 

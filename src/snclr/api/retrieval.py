@@ -33,6 +33,7 @@ def embed(
     layout: Literal["none", "pca", "umap"] = "pca",
     neighbors: int = 10,
     batch_size: int = 128,
+    overwrite: bool = False,
     **options: Unpack[SessionOptions],
 ) -> EmbedResult:
     """Write the features of every readable image's center crop to a file.
@@ -49,17 +50,18 @@ def embed(
         neighbors: Nearest images of each image in a parquet file (0: none); the exact search is quadratic in the
             number of images.
         batch_size: Images per forward pass.
+        overwrite: Replace an existing file.
         options: Those of `SessionOptions`.
     """
     check_numbers(Range(ge=1), batch_size=batch_size)
     check_numbers(Range(ge=0), neighbors=neighbors)
-    check_file(out, suffixes=FORMATS)
+    check_file(out, suffixes=FORMATS, overwrite=overwrite)
     with checked_session(run, data, **options) as session:
         from snclr.evaluation.retrieval.embeddings import embed_dataset
 
         return embed_dataset(
             session, out=out, data=data, split=split, normalize=normalize, batch_size=batch_size, layout=layout,
-            neighbors=neighbors,
+            neighbors=neighbors, overwrite=overwrite,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from snclr.data.datasets.base import ImageDataset, Labels
+from snclr.data.datasets.folder import nested_classes
 from snclr.data.labels import renumber_labels
 from snclr.errors import UserError, count, first_names
 
@@ -76,7 +77,8 @@ def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Label
     """Return the labels of both datasets in one numbering by class name: two folders may number theirs differently."""
     for dataset, part in ((train, "training"), (test, "test")):
         if dataset.labels is None or not bool((dataset.labels >= 0).any()):
-            raise UserError(f"the {part} images ({dataset.name}) have no labels. To label them, {_HOW_TO_LABEL}")
+            hint = nested_classes(dataset)
+            raise UserError(f"the {part} images ({dataset.name}) have no labels{hint}. To label them, {_HOW_TO_LABEL}")
     assert train.labels is not None
     assert test.labels is not None
     if train.classes is None or test.classes is None or train.classes == test.classes:

@@ -95,6 +95,12 @@ def why_unwritable(path: Path, error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def check_absent(path: Path) -> None:
+    """Raise a UserError if a file would be replaced by a command that was not given --overwrite."""
+    if path.is_file():
+        raise UserError(f"{path} exists. Choose another file, or replace it with --overwrite.")
+
+
 def check_writable(path: Path, advice: str) -> None:
     """Raise a UserError if no file can be created at `path`; call it before a long computation.
 

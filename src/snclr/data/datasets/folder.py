@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snclr.data.cache import cache_path, load_cached, save_cached
-from snclr.data.datasets.base import FileDataset
+from snclr.data.datasets.base import FileDataset, ImageDataset
 from snclr.data.decode import SUFFIXES
 from snclr.data.labels import encode_labels, number_labels
 from snclr.errors import UserError, count
@@ -104,6 +104,16 @@ def split_folder(folder: Path, split: str) -> Path:
     if (folder / "train").is_dir() and ((folder / "val").is_dir() or (folder / "test").is_dir()):
         return next(folder / sub for sub in _SPLIT_FOLDERS[split] if (folder / sub).is_dir())
     return folder
+
+
+def nested_classes(dataset: ImageDataset) -> str:
+    """Return " (did you mean 'photos/test'?)" for a folder whose class folders are all below one subfolder, or ""."""
+    if not isinstance(dataset, FileDataset) or not Path(dataset.name).expanduser().is_dir():
+        return ""
+    folders = [os.path.dirname(file) for file in dataset.files if "/" in file]
+    common = os.path.commonpath(folders) if folders else ""
+    classes = {folder[len(common) + 1 :].partition("/")[0] for folder in folders if folder != common}
+    return f" (did you mean {str(dataset.folder / common)!r}?)" if common and len(classes) > 1 else ""
 
 
 def other_photos(folder: Path) -> str:

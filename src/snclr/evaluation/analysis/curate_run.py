@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.data.datasets.base import ImageDataset, open_dataset
+from snclr.data.datasets.folder import nested_classes
 from snclr.data.splits import holds_out_test, open_splits
 from snclr.errors import UserError
 from snclr.evaluation.analysis import curation
@@ -18,7 +19,7 @@ from snclr.evaluation.analysis.graph import neighbor_graph
 from snclr.evaluation.analysis.lists import Entry, format_list
 from snclr.evaluation.results import CurateResult
 from snclr.evaluation.session import Session, data_of, run_encoder
-from snclr.io.atomic import check_writable, explain_unwritable, write_atomic
+from snclr.io.atomic import check_absent, check_writable, explain_unwritable, write_atomic
 
 _UNWRITABLE = "choose another --out or --keep"
 _SHOWN = 20
@@ -89,8 +90,8 @@ def _check_lists(paths: list[Path], *, overwrite: bool) -> None:
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError(f"--out and --keep are both {paths[0]}; give two files")
     for path in paths:
-        if path.is_file() and not overwrite:
-            raise UserError(f"{path} exists. Choose another file, or replace it with --overwrite.")
+        if not overwrite:
+            check_absent(path)
         check_writable(path, _UNWRITABLE)
 
 
@@ -143,8 +144,9 @@ def _outliers(images: Images, k: int, number: int) -> Findings:
 def _suspects(images: Images, k: int, number: int) -> Findings:
     labels = images.labels
     if labels is None or not bool((labels >= 0).any()):
+        hint = nested_classes(images.dataset)
         raise UserError(
-            f"{images.dataset.name} has no labels; give --data with one folder per class or a list with labels"
+            f"{images.dataset.name} has no labels{hint}; give --data with one folder per class or a list with labels"
         )
     graph = neighbor_graph(images.features, k)
     names = images.dataset.class_names()

@@ -23,7 +23,7 @@ from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
 from snclr.evaluation.results import FORMATS, EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
-from snclr.io.atomic import atomic_writer, check_writable, explain_unwritable, write_atomic
+from snclr.io.atomic import atomic_writer, check_absent, check_writable, explain_unwritable, write_atomic
 from snclr.io.hashing import weights_digest
 
 LAYOUTS = ("none", "pca", "umap")
@@ -52,12 +52,14 @@ class Embeddings:
 
 def embed_dataset(
     session: Session, *, out: str | Path, data: str | None, split: str, normalize: bool, batch_size: int,
-    layout: str = "none", neighbors: int = 0,
+    layout: str = "none", neighbors: int = 0, overwrite: bool = False,
 ) -> EmbedResult:  # fmt: skip
     """Write the features of every readable image's center crop to a file."""
     path = check_out(out)
     if layout not in LAYOUTS:
         raise UserError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+    if not overwrite:
+        session.on_rank_zero(lambda: check_absent(path))
     session.on_rank_zero(lambda: check_writable(path, _UNWRITABLE))
     (encoder, spec), dataset = session.open(
         lambda: (run_encoder(session.run), open_dataset(data or data_of(session.run), split=split, download=True))

@@ -60,9 +60,10 @@ def _read(path: Path, space: EmbeddingSpace, run: Path) -> Embeddings:
     """Read an embeddings file of the run's present weights."""
     saved = read_embeddings(path)
     if saved.metadata.get("weights_sha256") != weights_digest(space.search_network.state_dict()):
+        again = snclr_command("embed", run, "--out", path, "--overwrite")
         raise UserError(
             f"{path} was written with other weights (run {saved.metadata.get('run')}) than those of {run}. Features of "
-            f"two encoders cannot be compared; write it again: {snclr_command('embed', run, '--out', path)}"
+            f"two encoders cannot be compared; write it again: {again}"
         )
     return saved
 
