@@ -54,6 +54,26 @@ def check_data(*data: str | Path | None) -> None:
                 check_spec(spec)
 
 
+def check_query(run: str | Path, image: str | Path, data: str | None = None, *, split: str | None = None) -> None:
+    """Raise UserError if there is neither such a file nor an image with that key in the folder or list.
+
+    The default data are those of the run. Other datasets than folders and lists are searched later.
+    """
+    if _has_other_ranks() or Path(image).expanduser().exists():
+        return
+    from snclr.checkpoint.run_dir import RunDir
+    from snclr.data.datasets.base import open_dataset
+    from snclr.data.datasets.builtin import BUILTIN
+    from snclr.evaluation.retrieval.queries import open_queries
+    from snclr.train.config import read_config
+
+    config = RunDir(run).config
+    if data is None and config.is_file():
+        data = read_config(config).get("data")
+    if isinstance(data, str) and data.lower() not in ("demo", *BUILTIN) and _is_local(Path(data).expanduser()):
+        open_queries(image, open_dataset(data, split=split or "train"))
+
+
 def check_numbers(allowed: Range, **values: float | None) -> None:
     """Raise UserError for a number that is not allowed; None is a default."""
     for name, value in values.items():
@@ -156,14 +176,19 @@ def _check_local_images(config: PretrainConfig) -> None:
     """Raise UserError if a folder or list has too few images for the batch size or K."""
     from snclr.data.datasets.base import open_dataset
     from snclr.data.sampler import steps_per_epoch
-    from snclr.data.shards.open import is_shard_folder
     from snclr.train.config import fit_queue
 
-    path = Path(config.data).expanduser()
-    if path.is_file() or (path.is_dir() and not is_shard_folder(path)):
+    if _is_local(Path(config.data).expanduser()):
         images = len(open_dataset(config.data, split="train"))
         fit_queue(config, images)
         steps_per_epoch(images, config.batch_size)
+
+
+def _is_local(path: Path) -> bool:
+    """Return whether the path is a folder of images or a list."""
+    from snclr.data.shards.open import is_shard_folder
+
+    return path.is_file() or (path.is_dir() and not is_shard_folder(path))
 
 
 def _has_other_ranks() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_file, check_numbers, check_run_and_data, checked_session
+from snclr.api.early_checks import check_file, check_numbers, check_query, check_run_and_data, checked_session
 from snclr.api.options import SessionOptions, with_options
 from snclr.evaluation.results import (
     FORMATS,
@@ -96,6 +96,9 @@ def search(
     """
     check_numbers(Range(ge=1), k=k)
     check_file(out, suffixes=(".png",))
+    check_run_and_data(run, data)
+    if embeddings is None:  # else these name the collection
+        check_query(run, image, data, split=split)
     with checked_session(run, data, **options) as session:
         from snclr.evaluation.retrieval.index import choose_index
         from snclr.evaluation.retrieval.search import search_images
@@ -175,6 +178,10 @@ def explain(
     """
     check_file(out, suffixes=(".png",))
     check_run_and_data(run, None if candidates == "queue" else candidates)
+    from snclr.evaluation.retrieval.queries import check_single
+
+    check_single(image)
+    check_query(run, image)
     from snclr.evaluation.retrieval.explain import explain_image
     from snclr.reports.figures.explain import draw_explanation
 

@@ -22,7 +22,8 @@ from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.results import ExplainedTerm, Explanation
-from snclr.evaluation.retrieval.gallery import Gallery, open_queries, training_images
+from snclr.evaluation.retrieval.gallery import Gallery, training_images
+from snclr.evaluation.retrieval.queries import check_single, open_queries
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, neighbor_logits, weighted_loss
@@ -98,8 +99,7 @@ def explain_image(
 
 def _load_query(image: str | Path, trained_on: ImageDataset | None, size: int) -> tuple[ImageDataset, RGBImage]:
     """Open the query image as a dataset of one, and decode it."""
-    if Path(image).is_dir():
-        raise UserError(f"{image} is a folder; give one image")
+    check_single(image)
     query = open_queries(image, trained_on)
     try:
         return query, query.load(0, min_side=2 * size)  # as feature extraction decodes

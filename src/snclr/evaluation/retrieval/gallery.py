@@ -19,12 +19,11 @@ from torch import Tensor
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import FileDataset, ImageDataset, open_dataset
-from snclr.data.datasets.folder import open_folder
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.data.splits import Subset
-from snclr.errors import UserError, count, similar_path
+from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
 from snclr.evaluation.results import Neighbor, NeighborRow
 from snclr.evaluation.retrieval.index import Hits, find_similar
@@ -216,23 +215,6 @@ def describe_purity(gallery: Gallery, chance: float | None) -> str:
     """Explain the neighbor purity of queries among a gallery, with its chance level."""
     text = PURITY_OF_QUEUE if gallery.is_queue else PURITY_OF_CENTER_CROPS
     return text if chance is None else f"{text}; chance {chance:.1%}"
-
-
-def open_queries(text: str | Path, *datasets: ImageDataset | None) -> ImageDataset:
-    """Open an image file, a folder of images, or one image of the datasets by its key (e.g. demo/train/12)."""
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return open_folder(path, name=str(text), split="all")
-    if path.is_file():
-        return FileDataset(str(text), path.parent, [path.name])
-    searched = [dataset for dataset in datasets if dataset is not None]
-    for dataset in searched:
-        index = next((i for i in range(len(dataset)) if dataset.key(i) == str(text)), None)
-        if index is not None:
-            return Subset(dataset, np.array([index], dtype=np.int64))
-    names = f", and {searched[0].name} has no image with that key" if searched else ""
-    hint = similar_path(path)
-    raise UserError(f"there is no file or folder {text}{hint}{names}. Give an image file or a folder of images")
 
 
 def training_images(run: str | Path, data: str) -> tuple[ImageDataset | None, str | None]:

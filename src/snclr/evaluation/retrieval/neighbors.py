@@ -24,10 +24,10 @@ from snclr.evaluation.retrieval.gallery import (
     Queries,
     describe_purity,
     neighbor_purity,
-    open_queries,
     purity_chance,
     rank_as_trained,
 )
+from snclr.evaluation.retrieval.queries import open_queries
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import write_atomic

@@ -12,8 +12,9 @@ from snclr.errors import UserError, snclr_command
 from snclr.evaluation.features import Features
 from snclr.evaluation.results import SearchResult
 from snclr.evaluation.retrieval.embeddings import Embeddings, read_embeddings
-from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_rows, open_queries
+from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_rows
 from snclr.evaluation.retrieval.neighbors import DrawRows
+from snclr.evaluation.retrieval.queries import open_queries
 from snclr.evaluation.retrieval.space import EmbeddingSpace, encoder_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import check_writable
