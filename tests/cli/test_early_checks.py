@@ -15,6 +15,7 @@ MISTAKES = {
     "pretrain --data {images} --out {tmp}/r --encoder-size 3": "unknown option",
     "pretrain --data {images} --out {tmp}/r --epochs 2.5": '"2.5" is not a whole number',
     "pretrain --data {images} --out {tmp}/r --device gpu": "there is no device 'gpu' (did you mean 'cuda'?)",
+    "pretrain --data {images} --out {tmp}/r --encoder resnet-50": "timm (did you mean 'resnet50'?)",
     "pretrain --data {images} --out /proc/x": "cannot write /proc/x",
     "pretrain --data {images} --out /dev/null/x": "cannot write /dev/null/x (/dev/null is not a folder); choose",
     "pretrain --data {images} --out {tmp}/r --method Sim-CLRR": "for --method (did you mean 'simclr'?). Choose from",

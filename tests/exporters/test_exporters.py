@@ -24,7 +24,8 @@ from snclr.exporters import to_folder, to_onnx, to_resnets
 from snclr.exporters.export import FORMATS, check_supported
 from snclr.exporters.format import ExportError
 from snclr.exporters.to_resnets import detectron2_key, resnet_layout
-from snclr.models.encoders import TORCHVISION_RESNETS, build_encoder, resolve_encoder, state_on_meta
+from snclr.models.encoders import build_encoder, resolve_encoder, state_on_meta
+from snclr.models.names import TORCHVISION_RESNETS
 from tests.helpers.photos import as_evaluated, write_photos
 
 

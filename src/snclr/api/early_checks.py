@@ -139,6 +139,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     if _has_other_ranks():
         return ""
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
+    from snclr.models.names import check_spelling
     from snclr.train.config import require, resolve
     from snclr.train.load_run import config_for_resume
 
@@ -155,6 +156,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     run = RunDir(resolved.out)
     if not run.lock.is_held():  # else training raises the error, with the process that holds it
         run.check_free(resume=False, overwrite=resolved.overwrite)
+    check_spelling(resolved.encoder)
     check_device(resolved.device)
     check_folder(resolved.out)
     _check_local_images(resolved)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
 from snclr.exporters.format import Format
-from snclr.models.encoders import TORCHVISION_RESNETS, EncoderSpec
+from snclr.models.encoders import EncoderSpec
+from snclr.models.names import TORCHVISION_RESNETS
 
 
 class Torchvision(Format):

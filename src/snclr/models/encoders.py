@@ -24,28 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from snclr.errors import UserError, did_you_mean
+from snclr.models.names import NARROW_RESNETS, NARROW_VITS, SHORT_VITS, TORCHVISION_RESNETS
 from snclr.models.vit import fix_positions, init_patch_projection, is_vit, vit_args
 
 STEMS = ("standard", "small", "half")
 IMAGE_SIZES = range(8, 4097)
 # Up to this image size the default stem is 3×3: the 7×7 stem with pooling reduces the resolution too much.
 SMALL_IMAGE = 64
-
-TORCHVISION_RESNETS = (
-    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"),
-)
-
-SHORT_VITS = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}
-
-# Arguments of timm's resnet18. Only its deep stem can be as narrow as the first stage.
-NARROW_RESNETS: dict[str, dict[str, Any]] = {
-    "resnet10-narrow": {"layers": [1, 1, 1, 1], "channels": [32, 64, 128, 256], "stem_type": "deep", "stem_width": 16},
-    "resnet10-tiny": {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 128], "stem_type": "deep", "stem_width": 8},
-}
-
-# Arguments of timm's vit_tiny; the patch size is that of the short names.
-NARROW_VITS: dict[str, dict[str, Any]] = {"vit4-tiny": {"embed_dim": 64, "depth": 4, "num_heads": 2}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from snclr.errors import UserError, first_line
-from snclr.models.encoders import NARROW_RESNETS, NARROW_VITS, EncoderSpec, resolve_encoder
+from snclr.models.encoders import EncoderSpec, resolve_encoder
+from snclr.models.names import NARROW_RESNETS, NARROW_VITS
 
 
 class PretrainedWeights(NamedTuple):
