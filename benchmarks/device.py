@@ -23,9 +23,13 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import multiprocessing
+import site
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -178,10 +182,13 @@ def compiled_color_counts(config: PretrainConfig, job: Job) -> Counts:
         calls.clear()
         with counted(job) as counts:
             part()
-    for shapes, options in calls:
-        fused = functools.partial(fused_color, **options)
-        for kernel in compiled_kernels(fused, shapes, compiled_color.known_options()):
-            counts.add(kernel.bytes, 0, half=False, instructions=kernel.instructions)
+    # A process of its own: where CUDA was initialized before, and failed for want of a driver, tracing fails too.
+    spawn, folder = multiprocessing.get_context("spawn"), str(Path(__file__).parent)
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=site.addsitedir, initargs=(folder,)) as process:
+        for shapes, options in calls:
+            fused = functools.partial(fused_color, **options)
+            for kernel in process.submit(compiled_kernels, fused, shapes, compiled_color.known_options()).result():
+                counts.add(kernel.bytes, 0, half=False, instructions=kernel.instructions)
     return counts
 
 

@@ -375,7 +375,7 @@ def _named_shard(folder: Path, canary: Path) -> str:
 
 
 _REFUSED = "is refused: it contains more than tensors"
-_NO_YAML = "config.yaml cannot be read .could not determine a constructor"
+_NO_YAML = "config.yaml is not a settings file .could not determine a constructor"
 _NO_ADDRESS = "is not accepted; it must start with one of"
 _WRONG_VALUES = "the saved description of .* has wrong values of {}"
 

@@ -84,7 +84,8 @@ def test_on_imagenet_rows_have_the_papers_epochs_and_protocol():
 def test_a_table_at_full_scale_on_other_data_is_not_titled_imagenet(common, workers):  # noqa: F811
     given = {**common, "recipe": "resnet50-imagenet", "precision": "32", "encoder": "resnet10-tiny", "image_size": 32}
     result = compare(study="table-1-resnet50", methods="snclr", seeds=1, neighbors=3, queue_length=20, **given)
-    assert result.table["title"] == "images0: rows of Table 1 (a) of the paper, 1 row, 1 seed"
+    name = Path(common["data"]).name
+    assert result.table["title"] == f"{name}: rows of Table 1 (a) of the paper, 1 row, 1 seed"
     assert workers.started[0]["evaluation"]["measures"] == ["knn", "linear-paper"]
 
 
