@@ -4,6 +4,7 @@ import copy
 import shutil
 import sys
 import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -323,4 +324,4 @@ def test_a_run_resumed_from_an_earlier_checkpoint_is_bit_identical(name, options
         with pytest.raises(UserError, match=f"method='{name}'"):
             pretrain(quiet=True, out=str(cut), resume=True, method="snclr")
         with pytest.raises(UserError, match="explain needs a run of --method snclr"):
-            explain(cut, "any.png")
+            explain(cut, next(Path(images).rglob("*.png")))
