@@ -82,8 +82,8 @@ def accuracy_tables(records: list[Record]) -> str:
             two = {row: runs for row, runs in _rows_of(records, "test2", data).items() if row in ("none", "simclr")}
             parts.append(_accuracy_table(f"`{data}`, round 3", {**shared, **two}, base="none-shared"))
         if longer := _rows_of(records, "cpu", data):
-            same = {row: runs for row, runs in _rows_of(records, "test2", data).items() if row not in longer}
-            parts.append(_accuracy_table(f"`{data}`, round 2, equal CPU seconds", {**same, **longer}))
+            same = {row: runs for row, runs in _rows_of(records, "test", data).items() if row not in longer}
+            parts.append(_accuracy_table(f"`{data}`, round 1, equal CPU seconds", {**same, **longer}))
     if rows := _rows_of(records, "sector", "coil100-sector"):
         parts.append(_accuracy_table("`coil100`, held-out poses", rows))
     return "\n\n".join(parts)
@@ -98,15 +98,17 @@ def _rows_of(records: list[Record], stage: str, data: str) -> dict[str, dict[int
 
 def ablation_table(records: list[Record]) -> str:
     """Return the difference of each changed setting to the tuned soft row."""
-    base = {r["seed"]: r for r in records if r["stage"] == "test2" and (r["data"], r["row"]) == ("coil100", "soft")}
+    tests = _rows_of(records, "test", "coil100")
+    base = tests.get("soft", {})
     chosen = next(iter(base.values()))["settings"] if base else {}
     groups: dict[str, dict[int, Record]] = defaultdict(dict)
+    groups |= {f"row `{row}`": tests[row] for row in ("none", "hard") if row in tests}
     for r in records:
         if r["stage"] == "ablate":
             changed = {name: value for name, value in r["settings"].items() if chosen.get(name) != value}
             groups[", ".join(f"{name} {value}" for name, value in changed.items())][r["seed"]] = r
     lines = ["| change | seeds | one label | − soft | four labels | − soft | purity |", "|---|--:|--:|--:|--:|--:|--:|"]
-    for change, runs in (("none (soft)", base), *groups.items()) if base else ():
+    for change, runs in (("no change (`soft`)", base), *groups.items()) if base else ():
         cells = [change, str(len(runs))]
         for metric in ("one_label", "four_labels"):
             own, other = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base))
