@@ -4,8 +4,8 @@
     python scripts/neighbor_study.py list                            # the runs and which of them are recorded
 
 docs/results/neighbor-study.md states the protocol. A finished run is one line in results/neighbor-study.jsonl; a
-stopped run starts again. The DIR of --images has the folders coil100, omniglot, digits, cifar5-test, cifar10/train
-and cifar10/test.
+stopped run starts again. The DIR of --images has the folders coil100, coil100-front, coil100-back, omniglot, digits,
+cifar5-test, cifar5-small, cifar10/train and cifar10/test, and the file lite0.safetensors.
 """
 
 from __future__ import annotations
@@ -81,15 +81,22 @@ class DataSet:
     """Offsets of the labeled images in their class's series, for few-label accuracy with several labels."""
     held_out: str | None = None
     """Folder of the same classes that pre-training does not see; its images are the queries of few-label accuracy."""
+    weights: str | None = None
+    """File of the weights from which the encoder starts."""
 
 
 _CROPS: dict[str, Any] = {"views": "crops", "crop_min": 0.5}
+_FROM_WEIGHTS: dict[str, Any] = {
+    "views": "cifar", "crop_min": 0.35, "encoder": "tf_efficientnet_lite0", "stem": "auto", "image_size": 64,
+    "batch_size": 64, "queue_length": 1024, "lr": 0.0005, "temperature": 0.2, "neighbors": 10,
+}  # fmt: skip
 DATA: dict[str, DataSet] = {
     "coil100": DataSet("coil100", 14, _CROPS, labels=(0, 90, 180, 270)),
     "coil100-sector": DataSet("coil100-front", 21, _CROPS, labels=(0, 60, 120, 180), held_out="coil100-back"),
     "omniglot": DataSet("omniglot", 20, _CROPS, labels=(0, 5, 10, 15)),
     "cifar5": DataSet("demo", 12, {"views": "cifar", "crop_min": 0.35}, test="cifar5-test"),
     "digits": DataSet("digits", 40, {**_CROPS, "queue_length": 1024}, labels=(0, 45, 90, 135)),
+    "cifar5-imagenet": DataSet("cifar5-small", 4, _FROM_WEIGHTS, test="cifar5-test", weights="lite0.safetensors"),
     "cifar10": DataSet("cifar10/train", 20, {"views": "cifar", "crop_min": 0.35}, test="cifar10/test"),
 }
 
@@ -104,7 +111,8 @@ class Run:
     """One training run and its evaluation."""
 
     stage: str
-    """tune, test (tune2, test2, tune3, test3: rounds 2 and 3), sweep, ladder, cpu, sector or ablate."""
+    """tune, test (tune2, test2, tune3, test3: rounds 2 and 3), sweep, ladder, cpu, sector, ablate or
+    weights."""
     data: str
     row: str
     seed: int
@@ -155,9 +163,11 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
         yield from round_runs(data, "", records)
     yield from (run for run in sweep if run.seed == 0)
     yield from ablation_runs(records)
+    yield from (run for run in weights_runs() if run.seed == 0)
     yield from sector_runs(records)
     for data in EQUAL_CPU_EPOCHS:
         yield from equal_cpu_runs(data, records)
+    yield from weights_runs()
     yield from sweep
     for round_ in ("2", "3"):
         yield from round_runs("coil100", round_, records)
@@ -230,6 +240,14 @@ def sweep_runs() -> Iterator[Run]:
                         yield Run("sweep", data, row, seed, DATA[data].epochs, {**UNTUNED, **view, "neighbors": k})
 
 
+def weights_runs() -> Iterator[Run]:
+    """Yield the runs that start from ImageNet weights, not tuned, with both search spaces."""
+    rows = [("none", {}), ("soft", {}), *((row, {"search_space": "encoder"}) for row in ("soft", "hard"))]
+    for seed in SWEEP_SEEDS:
+        for row, settings in rows:
+            yield Run("weights", "cifar5-imagenet", row, seed, DATA["cifar5-imagenet"].epochs, settings)
+
+
 def cifar10_runs() -> Iterator[Run]:
     """Yield the runs on all of CIFAR-10, not tuned."""
     for row in ("none", "soft", "simclr", "hard", "soft-max", "nnclr", "byol"):
@@ -252,6 +270,8 @@ def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
     foreign = METHOD_SETTINGS - METHODS[settings.get("method", "snclr")].setting_names()
     settings = {name: value for name, value in settings.items() if name not in foreign}
     source = data.folder if data.folder == "demo" else str(images / data.folder)
+    if data.weights is not None:
+        settings["init_from"] = str(images / data.weights)
     settings = {**settings, "data": source, "epochs": run.epochs, "seed": run.seed, "out": str(folder)}
     start, cpu = time.monotonic(), time.process_time()
     snclr.pretrain(quiet=True, **settings)
@@ -280,11 +300,12 @@ def evaluate(run: Run, folder: Path, source: str, images: Path) -> dict[str, Any
 
     encoder, data = snclr.load_encoder(folder)[0], DATA[run.data]
     train_set = snclr.open_dataset(source)
-    train = extract_features(encoder, train_set, image_size=32, quiet=True)
+    image_size = data.settings.get("image_size", COMMON["image_size"])
+    train = extract_features(encoder, train_set, image_size=image_size, quiet=True)
     assert train.labels is not None
     if data.held_out is not None:
         back_set = snclr.open_dataset(str(images / data.held_out))
-        back = extract_features(encoder, back_set, image_size=32, quiet=True)
+        back = extract_features(encoder, back_set, image_size=image_size, quiet=True)
         assert back.labels is not None
         features, labels = torch.cat([train.features, back.features]), torch.cat([train.labels, back.labels])
         series = [*_series(train_set, train.ids), *_series(back_set, back.ids)]
@@ -308,7 +329,7 @@ def evaluate(run: Run, folder: Path, source: str, images: Path) -> dict[str, Any
         known, queries = train.take(~held_out), train.take(held_out)
         result = knn(known.features, known.labels, queries.features, queries.labels)
         return {"validation": round(100 * result.top1, 2)}
-    test = extract_features(encoder, snclr.open_dataset(str(images / data.test)), image_size=32, quiet=True)
+    test = extract_features(encoder, snclr.open_dataset(str(images / data.test)), image_size=image_size, quiet=True)
     pairs = (train.features, train.labels, test.features, test.labels)
     return {"knn": round(100 * knn(*pairs).top1, 2), "linear": round(100 * linear_cached(*pairs).top1, 2)}
 
