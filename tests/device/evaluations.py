@@ -20,6 +20,7 @@ from snclr.data.datasets.base import open_dataset
 from snclr.data.transforms import compiled_color
 from snclr.data.transforms.fused_color import fused_color
 from snclr.data.transforms.views import VIEW_GROUPS, color_views
+from snclr.evaluation.batches import BatchPlan
 from snclr.evaluation.detection.coco import open_coco
 from snclr.evaluation.detection.model import build_detector
 from snclr.evaluation.detection.scoring import detect_objects
@@ -27,7 +28,6 @@ from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
 from snclr.evaluation.features import eval_mode, extract_features
 from snclr.evaluation.finetune import FinetuneSettings, FinetuneTask, build_classifier
-from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.knn import knn
 from snclr.evaluation.linear import linear_cached
 from snclr.evaluation.linear_task import AugmentedTask, LinearHeads

@@ -16,7 +16,7 @@ import snclr
 from snclr.data.datasets.base import ArrayDataset, FileDataset, open_dataset
 from snclr.errors import UserError
 from snclr.evaluation.analysis import curation, graph, layout
-from snclr.evaluation.analysis.lists import Entry, format_list
+from snclr.evaluation.analysis.list_file import Entry, format_list
 from snclr.evaluation.few_labels.subsets import read_list
 
 N, K = 60, 5

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from snclr.data.datasets.base import ArrayDataset, FileDataset, open_dataset
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
+from snclr.evaluation.batches import BatchPlan, read_chunks
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import eval_mode, extract_features
-from snclr.evaluation.images import BatchPlan, read_chunks
 from snclr.evaluation.session import open_session
 
 

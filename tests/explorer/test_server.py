@@ -25,7 +25,7 @@ from snclr.data.datasets.base import open_dataset
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.session import open_session
-from snclr.explorer.opened import MAX_UPLOAD_BYTES, Explorer
+from snclr.explorer.explorer import MAX_UPLOAD_BYTES, Explorer
 from snclr.explorer.server import build_app, open_socket
 from tests.helpers import tiny_run
 
@@ -305,7 +305,7 @@ def test_the_loss_of_the_map_is_that_of_explain(client):
 
 
 def test_the_loss_of_the_map_has_the_raised_weights_of_gamma_pull(trained):
-    from snclr.explorer.run_data import OpenedRun
+    from snclr.explorer.opened_run import OpenedRun
 
     def report(done: int, total: int) -> None: ...
 
@@ -343,7 +343,7 @@ def test_neighbors_of_a_run_that_searches_encoder_features_are_those_of_explain(
 
 
 def test_a_kept_checkpoint_has_the_encoder_that_the_run_exports(images, tmp_path):
-    from snclr.explorer.run_data import OpenedRun
+    from snclr.explorer.opened_run import OpenedRun
 
     settings = {"method": "dino", "prototypes": 8, "neighbors": None, "queue_length": None}
     out = tiny_run.train(images, tmp_path / "dino", **settings)
@@ -452,7 +452,7 @@ def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monk
 
 def test_views_are_those_of_training(client, trained, images):
     from snclr.data.loader import ViewLoader
-    from snclr.explorer.run_data import OpenedRun
+    from snclr.explorer.opened_run import OpenedRun
     from snclr.train.build import view_settings
 
     dataset = open_dataset(str(images))
@@ -476,7 +476,7 @@ def test_views_are_those_of_training(client, trained, images):
 
 
 def test_a_method_with_one_view_shows_it_twice(trained):
-    from snclr.explorer.run_data import OpenedRun
+    from snclr.explorer.opened_run import OpenedRun
     from snclr.train.config import resolve
 
     with open_session(trained, device="cpu", quiet=True) as session:

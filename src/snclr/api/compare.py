@@ -13,7 +13,7 @@ from snclr.studies.options import StudyOptions
 
 if TYPE_CHECKING:
     from snclr.studies.estimate import StudyEstimate
-    from snclr.studies.study import StudyResult
+    from snclr.studies.run_study import StudyResult
 
 
 def _with_study_options(function: FunctionT) -> FunctionT:
@@ -56,7 +56,7 @@ def compare(
     options, settings = StudyOptions.split(keywords)
     check_folder(options.out)
     from snclr.studies.assemble import assemble_comparison
-    from snclr.studies.study import run_study
+    from snclr.studies.run_study import run_study
 
     plan = assemble_comparison(
         options, settings, methods=methods, study=study, budget=budget, tune=tune, tune_seed=tune_seed, coco=coco,
@@ -88,6 +88,6 @@ def ablate(
     options, settings = StudyOptions.split(keywords)
     check_folder(options.out)
     from snclr.studies.assemble import assemble_ablation
-    from snclr.studies.study import run_study
+    from snclr.studies.run_study import run_study
 
     return run_study(assemble_ablation(options, settings, table=table, values=values, steps=steps, name=name))

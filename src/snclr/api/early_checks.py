@@ -113,7 +113,7 @@ def check_folder(out: str | Path | None, *, flag: str = "--out") -> None:
 
 def check_labels(labels: str | Path) -> None:
     """Raise UserError if labels are neither a share of the images nor a file."""
-    from snclr.evaluation.few_labels.share import read_share
+    from snclr.evaluation.few_labels.subsets import read_share
 
     if read_share(labels) is None and not Path(labels).is_file():
         hint = f" (did you mean '{labels}%'?)" if read_share(f"{labels}%") else similar_path(Path(labels))

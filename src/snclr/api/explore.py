@@ -60,7 +60,7 @@ def explore(
     check_folder(static, flag="--static")
     opened = checked_session(run, data, test, gallery, device=device, cache=cache, quiet=True)
     from snclr.explorer import static as static_folder
-    from snclr.explorer.opened import Explorer
+    from snclr.explorer.explorer import Explorer
     from snclr.explorer.security import new_token
     from snclr.explorer.server import open_socket, serve
 

@@ -11,7 +11,7 @@ from snclr.cli.flags import Command
 from snclr.cli.output import print_table
 from snclr.studies.estimate import StudyEstimate
 from snclr.studies.paper.ablations import RULES, TABLES
-from snclr.studies.study import StudyResult
+from snclr.studies.run_study import StudyResult
 
 _COMPARE_EXAMPLES = """Examples:
   snclr compare --methods snclr,nnclr,mocov3 --seeds 3 --recipe demo --data demo --out runs/compare

@@ -12,8 +12,8 @@ from snclr.data.datasets.builtin import BUILTIN
 from snclr.data.datasets.folder import split_folder
 from snclr.data.datasets.huggingface import has_test_split, names_huggingface
 from snclr.data.decode import RGBImage
-from snclr.data.parts import VALIDATION, VALIDATION_SHARE, split_part
 from snclr.data.sampler import Ids, epoch_order
+from snclr.data.validation_split import VALIDATION, VALIDATION_SHARE, split_part
 from snclr.errors import UserError
 from snclr.io.hashing import sha256_text
 

@@ -19,8 +19,8 @@ from snclr.data.sampler import Ids
 from snclr.data.transforms.views import normalize
 from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_error_on_all_ranks, rank_and_size
 from snclr.errors import UserError
+from snclr.evaluation.batches import BatchPlan, read_chunks
 from snclr.evaluation.feature_store import Block, FeatureStore
-from snclr.evaluation.images import BatchPlan, read_chunks
 from snclr.evaluation.state import raise_if_stop_requested
 from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag, StopRequested

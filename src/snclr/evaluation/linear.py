@@ -18,9 +18,9 @@ from snclr.data.splits import hold_out
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError, count
 from snclr.evaluation.baselines import measure_baselines, wants_baselines
+from snclr.evaluation.batches import BatchPlan
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, eval_mode, extract_features, feature_width
-from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.linear_task import (
     AugmentedTask,
@@ -54,7 +54,7 @@ MAE_BATCH, MAE_LR, MAE_WARMUP = 16_384, 0.1, 10.0
 _BLOCK = 4096  # rows classified at once
 
 
-class Trial(NamedTuple):
+class LrTrial(NamedTuple):
     """A learning rate and its scores on the held-out part of the training set."""
 
     learning_rate: float
@@ -68,7 +68,7 @@ class LinearScore(Score):
     """The score of a linear classifier."""
 
     learning_rate: float
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[LrTrial] = field(default_factory=list)
     """The learning rates tried by `linear_cached`."""
     skipped: list[Skip] = field(default_factory=list)
     """Images `linear_probe` could not read, training images first."""
@@ -245,7 +245,7 @@ def linear_cached(
             )  # fmt: skip
         return heads
 
-    trials: list[Trial] = []
+    trials: list[LrTrial] = []
     lr = learning_rates[0]
     if len(learning_rates) > 1:
         rows, held_out = hold_out(features.y.cpu().numpy(), HELD_OUT, seed)
@@ -271,7 +271,9 @@ def linear_cached(
     return LinearScore(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, lr, trials=trials)
 
 
-def _score_heads(heads: LinearHeads, rates: Sequence[float], features: StandardizedFeatures, rows: Ids) -> list[Trial]:
+def _score_heads(
+    heads: LinearHeads, rates: Sequence[float], features: StandardizedFeatures, rows: Ids
+) -> list[LrTrial]:
     """Return accuracy and loss of every head on some rows."""
     correct, loss = torch.zeros(2, len(rates), device=features.device)
     for start in range(0, len(rows), _BLOCK):
@@ -280,7 +282,7 @@ def _score_heads(heads: LinearHeads, rates: Sequence[float], features: Standardi
             correct[head] += (true_ranks(logits, y) == 0).sum()
             loss[head] += F.cross_entropy(logits, y, reduction="sum")
     columns = (rates, (correct / len(rows)).tolist(), (loss / len(rows)).tolist())
-    return [Trial(*values) for values in zip(*columns, strict=True)]
+    return [LrTrial(*values) for values in zip(*columns, strict=True)]
 
 
 def _classify(head: LinearHeads | NormalizedHead, queries: Labeled, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,7 +310,7 @@ def _lars(epochs: int, batch: int, warmup: float) -> str:
     )
 
 
-def _chosen(trials: list[Trial], lr: float) -> str:
+def _chosen(trials: list[LrTrial], lr: float) -> str:
     if not trials:
         return " (given)"
     rates = [trial.learning_rate for trial in trials]

@@ -18,8 +18,8 @@ from snclr.checkpoint.format import Checkpoint
 from snclr.data.datasets.base import ImageDataset
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
+from snclr.evaluation.batches import BatchPlan
 from snclr.evaluation.features import encode_batches
-from snclr.evaluation.images import BatchPlan
 from snclr.evaluation.scoring import labeled
 from snclr.runtime.device import limit_threads, to_device
 from snclr.train.optim import LARS

@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
+from snclr.explorer.explorer import MAX_UPLOAD_BYTES, Explorer, ImageRef
 from snclr.explorer.jobs import Pending
-from snclr.explorer.opened import MAX_UPLOAD_BYTES, Explorer, ImageRef
-from snclr.explorer.run_data import OpenedRun
+from snclr.explorer.opened_run import OpenedRun
 from snclr.explorer.screens import browse, compare, curate, map, neighbors, timeline, training, views
 from snclr.explorer.security import Guard
 

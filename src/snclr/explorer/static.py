@@ -22,10 +22,10 @@ from snclr.data.decode import BadImage, load_or_none
 from snclr.data.splits import sample
 from snclr.errors import UserError
 from snclr.evaluation.state import raise_if_stop_requested
+from snclr.explorer.explorer import Explorer, ImageRef, encode_image
 from snclr.explorer.jobs import Pending
-from snclr.explorer.opened import Explorer, ImageRef, encode_image
+from snclr.explorer.opened_run import ImageSet
 from snclr.explorer.results import ExploreResult
-from snclr.explorer.run_data import ImageSet
 from snclr.explorer.screens import browse, compare
 from snclr.explorer.server import Read, asset_files, readers
 from snclr.io.atomic import write_atomic

@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from snclr.data.info import DatasetInfo, inspect_dataset
-from snclr.data.parts import FIT
 from snclr.data.splits import has_own_test_split
+from snclr.data.validation_split import FIT
 from snclr.errors import UserError, count
 from snclr.studies.conditions.budget import parse_budget
 from snclr.studies.conditions.leakage import check_test_images
 from snclr.studies.conditions.tuning import TUNE_SEED, parse_tune
-from snclr.studies.design import Study, check_settings, command_line, used_settings
 from snclr.studies.options import StudyOptions
 from snclr.studies.paper.ablations import NO_NEIGHBORS, TABLES, ablation_rows
 from snclr.studies.paper.named import get_study, is_small, study_measures, study_rows, study_settings
 from snclr.studies.paper.reported import NamedStudy
 from snclr.studies.runs import Evaluation, Row, parse_methods
+from snclr.studies.study import Study, check_settings, command_line, used_settings
 from snclr.train.config import fit_queue, resolve, settings_for_method
 
 DEFAULT_METHODS = "snclr,nnclr,mocov3"

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from snclr.studies.conditions.budget import measured_seconds
-from snclr.studies.design import Study
 from snclr.studies.options import StudyOptions
 from snclr.studies.runner import execute
 from snclr.studies.runs import Evaluation, Run
+from snclr.studies.study import Study
 
 _TRIAL_STEPS = 5
 

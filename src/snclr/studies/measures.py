@@ -7,8 +7,8 @@ from typing import Any
 
 from snclr.checkpoint.encoder_file import load_encoder
 from snclr.data.datasets.base import ImageDataset, open_dataset
-from snclr.data.parts import FIT, VALIDATION, VALIDATION_SHARE, split_part
 from snclr.data.splits import hold_out, open_splits, take
+from snclr.data.validation_split import FIT, VALIDATION, VALIDATION_SHARE, split_part
 from snclr.distributed.collectives import rank_and_size
 from snclr.distributed.launch import launch
 from snclr.evaluation.detection.evaluate import evaluate_detection

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from snclr.data.parts import VALIDATION_SHARE
+from snclr.data.validation_split import VALIDATION_SHARE
 from snclr.studies.conditions.budget import CALIBRATION_STEPS, measured_seconds
 from snclr.studies.conditions.tuning import Trial, count_trials
-from snclr.studies.design import Study
 from snclr.studies.records import SCHEMA
 from snclr.studies.runs import Run
+from snclr.studies.study import Study
 
 _UNITS = {
     "steps": "optimizer steps",
@@ -21,7 +21,7 @@ _UNITS = {
 
 
 @dataclass
-class Findings:
+class StageResults:
     """What a study measured before it trained the rows of its table."""
 
     epochs: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Findings:
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def study_record(study: Study, runs: Sequence[Run], found: Findings) -> dict[str, Any]:
+def study_record(study: Study, runs: Sequence[Run], found: StageResults) -> dict[str, Any]:
     """Return the study as it is written: the records of each row by seed, and the text of the table."""
     rows = [
         {
@@ -53,7 +53,7 @@ def study_record(study: Study, runs: Sequence[Run], found: Findings) -> dict[str
     }  # fmt: skip
 
 
-def _trials(found: Findings, label: str) -> list[dict[str, Any]]:
+def _trials(found: StageResults, label: str) -> list[dict[str, Any]]:
     """Return the tuning trials of a row; knn is None if the run failed."""
     return [
         {"settings": trial.settings, "seed": trial.seed, "knn": found.scores.get(run.key), "record": run.record}
@@ -61,7 +61,7 @@ def _trials(found: Findings, label: str) -> list[dict[str, Any]]:
     ]
 
 
-def _budget(study: Study, found: Findings) -> dict[str, Any]:
+def _budget(study: Study, found: StageResults) -> dict[str, Any]:
     """Return the budget, the epochs it gives to each row, and the calibration they were computed from."""
     calibration = {
         label: {"seconds_per_step": measured_seconds(record), "where": record["where"], "time": record.get("time")}

@@ -1,120 +1,201 @@
-"""Run a study: calibrate the budget, tune the rows, train and evaluate them, and write one table."""
+"""The design of a study: rows × seeds, with equal settings except for what is compared."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from snclr.io.atomic import check_writable, write_atomic
-from snclr.io.locking import FileLock, lock_folder
-from snclr.runtime.stop import StopRequested
-from snclr.studies.conditions.budget import measured_seconds
-from snclr.studies.conditions.tuning import best_trial
-from snclr.studies.design import Study
-from snclr.studies.estimate import StudyEstimate, estimate_study
+from snclr.data.info import DatasetInfo, dataset_name
+from snclr.data.validation_split import FIT
+from snclr.errors import UserError
+from snclr.methods import METHODS
+from snclr.studies.conditions.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_seen_per_step, nearest_epochs
+from snclr.studies.conditions.tuning import TUNE_SEED, Axis, Trial, count_trials, row_trials
 from snclr.studies.options import StudyOptions
-from snclr.studies.protocol import Findings, study_record
-from snclr.studies.records import Records, write_record
-from snclr.studies.runner import Outcome, execute
-from snclr.studies.runs import Run
+from snclr.studies.runs import ASSIGNED, Evaluation, Row, Run, make_run
+from snclr.train.config import resolve, settings_for_method
 
 
 @dataclass(frozen=True)
-class StudyResult:
-    """The table of a study, the files it was written to, and the runs that failed."""
+class Study:
+    """What is compared. `settings` apply to all rows; with `axes`, each row is tuned over them."""
 
-    table: dict[str, Any]
-    """Rows, statistics and protocol, as written to the JSON file."""
-    files: dict[str, str]
-    failed: dict[str, str]
-    """The reason of each failed run, by its title."""
+    options: StudyOptions
+    name: str
+    title: str
+    rows: list[Row]
+    settings: dict[str, Any]
+    evaluation: Evaluation
+    data: DatasetInfo
+    command: str
+    """Command line that repeats the study."""
+    rule: str = ""
+    """How the values of an ablation were scaled to the dataset."""
+    axes: list[Axis] = field(default_factory=list)
+    tune_seed: int = TUNE_SEED
+    fit: DatasetInfo | None = None
+    """The images that tuning runs train on: without the validation images. None: all of `data`."""
+    budget: Budget = field(default_factory=Budget)
+    notes: list[str] = field(default_factory=list)
+    """Remarks for the protocol."""
 
-    @property
-    def exit_code(self) -> int:
-        """1 if a run failed, else 0."""
-        return 1 if self.failed else 0
+    def __post_init__(self) -> None:
+        name = self.name
+        if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\") or len(name.encode()) > 150:
+            raise UserError(f"--name {name!r} is not a valid file name. Use letters, digits, spaces and dashes.")
+        used = range(self.tune_seed, self.tune_seed + max(1, count_trials(self.axes)))
+        if both := [seed for seed in self.options.seed_list if seed in used]:
+            raise UserError(f"seed {both[0]} is used for tuning. Give other --seeds or another --tune-seed.")
+        if self.evaluation.kind == "cost" and self.budget != Budget():
+            raise UserError(f"--budget {self.budget} is for trained rows; a study of costs has none. Leave it out.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {**self.table, "exit_code": self.exit_code, "failed": self.failed, "files": self.files}
+    def steps(self, run: Run) -> int:
+        """Return the number of training steps of a run."""
+        if run.evaluation.untrained:
+            return 0
+        if run.evaluation.kind == "cost":
+            return run.evaluation.steps
+        return int(run.settings["epochs"]) * self._steps_per_epoch(run)
+
+    def _steps_per_epoch(self, run: Run) -> int:
+        from snclr.data.sampler import steps_per_epoch
+
+        images = self.fit.images if self.fit is not None and run.data == self.fit.fingerprint else self.data.images
+        return steps_per_epoch(images, int(run.settings["batch_size"]))
+
+    def images(self, run: Run) -> int:
+        """Return the number of images in the batches of a run. Unlike `images seen`, it does not count views."""
+        return self.steps(run) * int(run.settings["batch_size"])
+
+    def calibration_runs(self) -> list[Run]:
+        """Return the runs that measure the seconds per step of each trained row, if the budget is in seconds."""
+        if self.budget.kind != "seconds":
+            return []
+        cost = Evaluation(kind="cost", steps=CALIBRATION_STEPS)
+        return [self._run(row, self.tune_seed, cost) for row in self.rows if not row.untrained]
+
+    def equal_epochs(self, seconds: Mapping[str, float]) -> dict[str, int]:
+        """Return the epochs of each row that use up the budget; {} if all rows have the same epochs.
+
+        `seconds` are those of a step by row. Without an amount, the budget is what `--epochs` amount to: in images with
+        two full views, in seconds for the first row.
+        """
+        kind, amount = self.budget.kind, self.budget.amount
+        runs = [self._run(row, self.tune_seed, self.evaluation) for row in self.rows if not row.untrained]
+        if (kind == "steps" and amount is None) or not runs:
+            return {}
+        per_step: Mapping[str, float] = {run.label: 1.0 for run in runs}
+        if kind == "images":
+            per_step = {run.label: images_seen_per_step(run.given) for run in runs}
+        elif kind == "seconds":
+            per_step = seconds
+        if amount is None and runs[0].label not in per_step:
+            return {}  # its calibration failed, so the budget is not known
+        if amount is None:
+            each = USUAL_VIEWS * runs[0].settings["batch_size"] if kind == "images" else per_step[runs[0].label]
+            amount = each * self.steps(runs[0])
+        return {
+            run.label: nearest_epochs(amount, per_step[run.label], self._steps_per_epoch(run))
+            for run in runs
+            if run.label in per_step
+        }
+
+    def own_epochs(self, row: Row) -> int:
+        """Return the epochs of a row by its settings, whatever the budget."""
+        return int(self._run(row, self.tune_seed, self.evaluation).settings["epochs"])
+
+    def trials(self, row: Row) -> list[Trial]:
+        """Return the tuning trials of a row."""
+        return row_trials(row, self.axes, self._run(row, self.tune_seed, self.evaluation).settings, self.tune_seed)
+
+    def tuning_runs(self, epochs: Mapping[str, int]) -> dict[str, list[tuple[Trial, Run]]]:
+        """Return the runs that choose the settings of each row, evaluated by kNN on validation images."""
+        evaluation = replace(self.evaluation, kind="validation", measures=Evaluation.measures)
+        return {
+            row.label: [
+                (t, self._run(row, t.seed, evaluation, **{**_epochs(epochs, row), **t.settings}))
+                for t in self.trials(row)
+            ]
+            for row in self.rows
+        }
+
+    def runs(self, chosen: Mapping[str, Mapping[str, Any]], epochs: Mapping[str, int]) -> list[Run]:
+        """Return the runs of the table, seed by seed, so that an interrupted study has complete seeds.
+
+        A row that could not be tuned or calibrated has none.
+        """
+        rows = [row for row in self.rows if row.untrained or self._is_ready(row, chosen, epochs)]
+        runs = ((seed, row) for seed in self.options.seed_list for row in rows)
+        return [
+            self._run(row, seed, self.evaluation, **{**_epochs(epochs, row), **chosen.get(row.label, {})})
+            for seed, row in runs
+        ]
+
+    def _is_ready(self, row: Row, chosen: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:
+        return (not self.axes or row.label in chosen) and (self.budget.kind != "seconds" or row.label in epochs)
+
+    def _run(self, row: Row, seed: int, evaluation: Evaluation, **overrides: Any) -> Run:
+        """Return a run of a row; one that is evaluated on validation images does not train on them."""
+        settings, data = self.settings, self.data
+        if self.fit is not None and evaluation.kind == "validation":
+            settings, data = {**settings, "data": settings["data"] + FIT}, self.fit
+        return make_run(row, seed, settings, data=data.fingerprint, evaluation=evaluation, **overrides)
 
 
-def run_study(study: Study) -> StudyResult | StudyEstimate:
-    """Calibrate, tune, train and evaluate the pending runs, then write table and figures.
+def _epochs(epochs: Mapping[str, int], row: Row) -> dict[str, int]:
+    return {"epochs": epochs[row.label]} if row.label in epochs else {}
 
-    Raise StopRequested after a stop. Each stage reads the records of the one before, so the same call continues with
-    the same epochs and settings. A dry run only estimates the duration.
+
+def check_settings(
+    settings: Mapping[str, Any], rows: Sequence[Row], axes: Sequence[Axis] = (), *, holds_out_validation: bool = True
+) -> None:
+    """Raise UserError for settings that are invalid, unused or assigned by the study, and rows that cannot be tuned.
+
+    `holds_out_validation`: whether tuning runs do not train on the validation images.
     """
-    if study.options.dry_run:
-        return estimate_study(study)
-    options, records, out = study.options, study.options.records, Path(study.options.out)
-    lock = FileLock(out / ".snclr-compare.lock")
-    lock_folder(lock, "another comparison", "choose another --out folder")
-    try:
-        check_writable(records.folder / "record", "choose another --results folder")
-        found, failed = Findings(), dict[str, str]()
-        _calibrate(study, found, failed)
-        _tune(study, found, failed)
-        runs = study.runs(found.chosen, found.epochs)
-        outcome = execute(runs, options, study.images)
-        record = study_record(study, runs, found)
-        write_record(record, records.studies / f"{study.name}.json")
-        files, table = write_files(record, records, out)
-    finally:
-        lock.release()
-    if outcome.stopped_by is not None:
-        raise StopRequested(outcome.stopped_by)
-    return StudyResult(table, files, {**failed, **outcome.failed})
+    for name, instead in ASSIGNED.items():
+        if name in settings:
+            raise UserError(f"--{name} cannot be set in a comparison: {instead}")
+    methods = list(dict.fromkeys(row.settings["method"] for row in rows))
+    used = used_settings(settings, rows)
+    if unused := [name for name in settings if name not in used]:
+        raise UserError(f"none of the methods ({', '.join(methods)}) uses {unused[0]}; leave the flag out")
+    for row in rows:
+        method = row.settings["method"]
+        resolved = resolve({**settings_for_method(method, settings), **row.settings}).to_dict()
+        row_trials(row, axes, resolved, 0)
+        if axes and METHODS[method].needs_labels and not holds_out_validation:
+            raise UserError(
+                f"--tune cannot be used with the method {method} here: it would train on the labels of the validation"
+                " images. Give data with its own test split and no --eval-data, or compare it in a separate command."
+            )
 
 
-def _calibrate(study: Study, found: Findings, failed: dict[str, str]) -> None:
-    """Measure the seconds per step of each row, one row at a time, and compute the epochs of the rows.
+def used_settings(settings: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Leave out the settings that none of the rows uses."""
+    methods = {row.settings["method"] for row in rows}
+    used = {name for method in methods for name in settings_for_method(method, settings)}
+    return {name: value for name, value in settings.items() if name in used}
 
-    A row that is recorded as measured is not measured again: a continued study has the same epochs.
+
+def command_line(command: str, given: Mapping[str, Any]) -> str:
+    """Return the command that makes a study, to be stored with its results; paths are replaced by dataset names.
+
+    >>> command_line("compare", {"methods": "snclr,byol", "seeds": 3, "data": "/somewhere/photos", "sincos": False})
+    'snclr compare --methods snclr,byol --seeds 3 --data photos --no-sincos --out OUT'
     """
-    runs = study.calibration_runs()
-    outcome = _execute(runs, replace(study.options, jobs=1), study)
-    found.calibration = {run.label: outcome.records[run.key] for run in runs if run.key in outcome.records}
-    found.epochs = study.equal_epochs({label: measured_seconds(r) for label, r in found.calibration.items()})
-    missing = [run.label for run in runs if run.label not in found.epochs]
-    failed |= outcome.failed | dict.fromkeys(missing, "its budget could not be measured")
-
-
-def _tune(study: Study, found: Findings, failed: dict[str, str]) -> None:
-    """Run the trials of every row and choose the settings with the best validation kNN."""
-    found.trials = {label: [] if label in failed else runs for label, runs in study.tuning_runs(found.epochs).items()}
-    outcome = _execute([run for trials in found.trials.values() for _, run in trials], study.options, study)
-    found.scores = {key: record["numbers"]["knn"] for key, record in outcome.records.items()}
-    for label, trials in found.trials.items():
-        scores = {i: found.scores[run.key] for i, (_, run) in enumerate(trials) if run.key in found.scores}
-        if (best := best_trial([trial for trial, _ in trials], scores)) is not None:
-            found.chosen[label] = best
-        elif trials:
-            failed[label] = "all of its tuning runs failed"
-
-
-def _execute(runs: list[Run], options: StudyOptions, study: Study) -> Outcome:
-    """Execute runs that later ones depend on; raise StopRequested after a stop."""
-    outcome = execute(runs, options, study.images)
-    if outcome.stopped_by is not None:
-        raise StopRequested(outcome.stopped_by)
-    return outcome
-
-
-def write_files(study: dict[str, Any], records: Records, out: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Write the table (JSON, Markdown) and the figures under the study's name; return their paths and the table."""
-    from snclr.reports.figures.comparison import draw_comparison, draw_neighbor_purity
-    from snclr.studies.tables import build_table, markdown
-
-    table = build_table(study, records)
-    stem = out / study["name"]
-    files = {"markdown": f"{stem}.md", "json": f"{stem}.json"}
-    write_atomic(files["markdown"], markdown(table))
-    write_atomic(files["json"], json.dumps(table, indent=1, ensure_ascii=False) + "\n")
-    if draw_comparison(table, f"{stem}.png"):
-        files["figure"] = f"{stem}.png"
-    if draw_neighbor_purity(study, records.by_row(study), f"{stem}-purity.png"):
-        files["purity"] = f"{stem}-purity.png"
-    return files, table
+    arguments = ["snclr", command]
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
+            arguments += [argument for item in value for argument in (flag, item)]
+        elif isinstance(value, (list, tuple)):  # "4," is the list of one seed, "4" a number of seeds
+            arguments += [flag, ",".join(map(str, value)) + "," * (len(value) == 1)] if value else []
+        elif value is not None:
+            is_path = name in ("data", "eval_data", "test", "init_from", "coco")
+            arguments += [flag, dataset_name(str(value)) if is_path else str(value)]
+    return shlex.join([*arguments, "--out", "OUT"])

@@ -15,8 +15,8 @@ import numpy as np
 
 from snclr.data.decode import RGBImage, decode
 from snclr.data.labels import Labels as Labels
-from snclr.data.parts import split_part
 from snclr.data.sampler import Ids, cached_epoch_order
+from snclr.data.validation_split import split_part
 from snclr.errors import UserError, did_you_mean, similar_path
 from snclr.io.hashing import sha256_bytes
 

@@ -16,7 +16,7 @@ from snclr.data.splits import holds_out_test, open_splits
 from snclr.errors import UserError
 from snclr.evaluation.analysis import curation
 from snclr.evaluation.analysis.graph import neighbor_graph
-from snclr.evaluation.analysis.lists import Entry, format_list
+from snclr.evaluation.analysis.list_file import Entry, format_list
 from snclr.evaluation.results import CurateResult
 from snclr.evaluation.session import Session, data_of, run_encoder
 from snclr.io.atomic import check_absent, check_writable, explain_unwritable, write_atomic

@@ -44,7 +44,7 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class Score:
+class DetectionAP:
     """AP, AP50, AP75 and the AP of small, medium and large objects, by name, for boxes and masks."""
 
     box: dict[str, float | None]
@@ -118,7 +118,7 @@ def _detect(model: MaskRCNN, coco: CocoSet, number: int, pixels: Tensor, device:
     return detections
 
 
-def average_precision(coco: CocoSet, detections: Sequence[Detection], leave_out: Collection[int] = ()) -> Score:
+def average_precision(coco: CocoSet, detections: Sequence[Detection], leave_out: Collection[int] = ()) -> DetectionAP:
     """Return the AP of detections against the set's objects, without the images in `leave_out`."""
     truth = _truth(coco, leave_out)
     kept = [one for one in detections if one.image not in leave_out]
@@ -128,7 +128,9 @@ def average_precision(coco: CocoSet, detections: Sequence[Detection], leave_out:
     for entry in truth["annotations"]:
         counts[entry["category_id"]] += not entry["iscrowd"]
     columns = zip(coco.categories.values(), counts[1:], box_classes, mask_classes, strict=True)
-    return Score(box, mask, [dict(zip(("name", "objects", "box", "mask"), values, strict=True)) for values in columns])
+    return DetectionAP(
+        box, mask, [dict(zip(("name", "objects", "box", "mask"), values, strict=True)) for values in columns]
+    )
 
 
 def _truth(coco: CocoSet, leave_out: Collection[int]) -> dict[str, Any]:

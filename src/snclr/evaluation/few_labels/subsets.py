@@ -14,8 +14,9 @@ from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.datasets.folder import read_list_file
 from snclr.data.sampler import Ids, epoch_order
 from snclr.errors import UserError, count
-from snclr.evaluation.few_labels.share import read_share
 from snclr.io.hashing import sha256_text
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,21 @@ def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, s
         index = known[balanced_subset(labels[known], share, seed)]
         description = f"{percent}% of the labels ({count(len(index), 'image')}, class-balanced, seed {seed})"
     return LabeledSubset(index, [_line(dataset.key(i)) for i in index.tolist()], tag, description, share)
+
+
+def read_share(given: str | Path) -> Fraction | None:
+    """Return the share that a percentage states, or None for another text. Raise UserError if it is not in 0 … 100 %.
+
+    >>> read_share("0.5%"), read_share("list.txt")
+    (Fraction(1, 200), None)
+    """
+    match = _PERCENT.fullmatch(str(given).strip())
+    if match is None:
+        return None
+    share = Fraction(match[1]) / 100
+    if not 0 < share <= 1:
+        raise UserError(f"--labels {given} is not a share of the images; give more than 0% and at most 100%")
+    return share
 
 
 def balanced_subset(labels: Labels, share: Fraction, seed: int) -> Ids:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from snclr import __version__
-from snclr.explorer.opened import Explorer, ImageRef
-from snclr.explorer.run_data import OpenedRun
+from snclr.explorer.explorer import Explorer, ImageRef
+from snclr.explorer.opened_run import OpenedRun
 from snclr.explorer.screens.neighbors import galleries
 
 PAGE = 60

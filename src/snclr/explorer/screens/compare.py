@@ -11,8 +11,8 @@ from torch import Tensor
 from snclr.data.decode import load_or_none
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap
+from snclr.explorer.explorer import COMPARED, SAMPLE, Explorer, ImageRef
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import COMPARED, SAMPLE, Explorer, ImageRef
 from snclr.explorer.screens.timeline import kept_steps, mean_purity, step_graph
 
 K = 10

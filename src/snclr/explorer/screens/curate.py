@@ -10,10 +10,10 @@ from torch import Tensor
 from snclr.errors import UserError
 from snclr.evaluation.analysis.curation import diverse_subset, leaks, outlier_scores, suspect_labels
 from snclr.evaluation.analysis.graph import mutual
-from snclr.evaluation.analysis.lists import Entry, format_list
+from snclr.evaluation.analysis.list_file import Entry, format_list
+from snclr.explorer.explorer import GRAPH_K, Explorer, ImageRef
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import GRAPH_K, Explorer, ImageRef
-from snclr.explorer.run_data import OpenedRun
+from snclr.explorer.opened_run import OpenedRun
 
 MAX_PAIRS = 4_000
 MAX_LISTED = 400

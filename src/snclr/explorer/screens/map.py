@@ -22,9 +22,9 @@ from snclr.evaluation.analysis.layout import (
     umap_installed,
     umap_layout,
 )
+from snclr.explorer.explorer import Explorer
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import Explorer
-from snclr.explorer.run_data import OpenedRun
+from snclr.explorer.opened_run import OpenedRun
 from snclr.explorer.screens.timeline import step_graph
 
 Array = npt.NDArray[np.float32]

@@ -12,8 +12,8 @@ from torch import Tensor
 from snclr.errors import UserError
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import weigh_by_cosine
-from snclr.explorer.opened import Explorer, ImageRef
-from snclr.explorer.run_data import Matrix, Network, OpenedRun, Space
+from snclr.explorer.explorer import Explorer, ImageRef
+from snclr.explorer.opened_run import Matrix, Network, OpenedRun, Space
 from snclr.methods.common import kernels
 
 MAX_K = 200

@@ -13,9 +13,9 @@ from snclr.data.splits import sample
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, purity
 from snclr.evaluation.analysis.layout import Points, align, pca
+from snclr.explorer.explorer import SAMPLE, Explorer
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import SAMPLE, Explorer
-from snclr.explorer.run_data import Matrix, OpenedRun
+from snclr.explorer.opened_run import Matrix, OpenedRun
 from snclr.train.metrics import read_metrics
 
 K = 15

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from snclr.explorer.explorer import Explorer
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened import Explorer
-from snclr.explorer.run_data import METRIC_NAMES, OpenedRun
+from snclr.explorer.opened_run import METRIC_NAMES, OpenedRun
 from snclr.io.jsonl import is_finite_number, read_jsonl
 from snclr.reports.run_state import read_alerts
 from snclr.train.metrics import read_metrics

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from snclr.errors import UserError
-from snclr.explorer.opened import Explorer, ImageRef, encode_image
-from snclr.explorer.run_data import OpenedRun, to_pixels
+from snclr.explorer.explorer import Explorer, ImageRef, encode_image
+from snclr.explorer.opened_run import OpenedRun, to_pixels
 
 MAX_EPOCHS = 12
 SLIDERS = {

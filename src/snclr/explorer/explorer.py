@@ -24,7 +24,7 @@ from snclr.errors import UserError, count
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
 from snclr.explorer.jobs import Job, Jobs, Pending
-from snclr.explorer.run_data import (
+from snclr.explorer.opened_run import (
     ImageSet,
     Matrix,
     Network,
