@@ -461,7 +461,7 @@ def test_invalid_flags_exit_with_code_2(run, images, argv, message, capsys):
 def test_top5_is_printed_with_its_chance_from_ten_classes_on(classes, chance, shown, capsys):
     result = AccuracyResult(
         kind="linear-cached", time="", top1=0.5, top5=0.9, n=100, standard_error=0.05, classes=classes, chance=chance,
-        protocol="", baselines={"raw_pixels": Baseline(0.4, 0.8, 0.05)}, warnings=[], skipped=0,
+        protocol="", baselines={"raw_pixels": Baseline(0.4, 0.8, 0.05)}, warnings=[], unlabeled=0, skipped=0,
     )  # fmt: skip
     show_accuracy(result)
     lines = capsys.readouterr().out.splitlines()

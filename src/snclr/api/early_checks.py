@@ -87,14 +87,9 @@ def check_file(
     """Raise UserError if a file that was named for the output has another suffix, exists or cannot be written."""
     if out is None or _has_other_ranks():
         return
-    from snclr.io.atomic import check_absent, check_writable
+    from snclr.io.atomic import check_absent, check_file_name, check_writable
 
-    path = Path(out)
-    if suffixes and path.suffix.lower() not in suffixes:
-        end = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
-        raise UserError(f"{flag} {path} {end}; use {' or '.join(suffixes)}")
-    if path.is_dir():
-        raise UserError(f"{flag} {path} is a folder; give the name of a file to write")
+    path = check_file_name(out, suffixes, flag=flag)
     if not overwrite:
         check_absent(path)
     check_writable(path, f"choose another {flag}")

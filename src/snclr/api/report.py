@@ -60,7 +60,7 @@ def report(
     check_file(out, suffixes=(".html", ".htm"))
     from snclr.checkpoint.run_dir import open_run
     from snclr.evaluation.session import open_session
-    from snclr.reports.build import ReportOptions, report_path, write_report
+    from snclr.reports.build import ReportOptions, write_report
 
     if others:
         from snclr.reports.overlay import write_overlay
@@ -68,9 +68,9 @@ def report(
         if data is not None or class_names is not None:
             raise UserError("--data and --class-names apply to the report of one run. Omit them, or give one run")
         run_dirs = [open_run(one) for one in (run, *others)]
-        return write_overlay(run_dirs, report_path(out, run_dirs[0].runs_report))
+        return write_overlay(run_dirs, run_dirs[0].runs_report if out is None else Path(out))
     options = ReportOptions(images, rows, k, embeddings, seed, names)
     run_dir = open_run(run)
-    path = report_path(out, run_dir.report)
+    path = run_dir.report if out is None else Path(out)
     with open_session(run, workers=workers, device=device, cache=cache, quiet=quiet) as session:
         return write_report(session, run_dir, path, options, data)

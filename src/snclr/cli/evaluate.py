@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 from cyclopts import Parameter
@@ -109,8 +108,8 @@ def show_accuracy(result: AccuracyResult) -> None:
         print("  For the accuracy without pre-training, add --from-scratch.")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):
         print(f"  unreadable images: {skipped:,}, left out")
-    if unlabeled := re.search(r"([\d,]+) images? without a label left out", result.protocol):
-        print(f"  images without a label: {unlabeled[1]}, left out")
+    if result.unlabeled:
+        print(f"  images without a label: {result.unlabeled:,}, left out")
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 

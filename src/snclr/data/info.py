@@ -27,14 +27,14 @@ def inspect_dataset(data: str) -> DatasetInfo:
     import numpy as np
 
     from snclr.data.datasets.base import open_dataset
+    from snclr.data.labels import same_class_chance
 
     if not data:
         raise UserError("data is missing: give --data (the images to train on)")
     dataset = open_dataset(data, split="train", download=True)
-    labels = np.empty(0, int) if dataset.labels is None else dataset.labels[dataset.labels >= 0]
-    shares = np.unique(labels, return_counts=True)[1] / max(len(labels), 1)
-    same_class = float((shares**2).sum()) if len(shares) else None
-    return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), len(shares) or None, same_class)
+    classes = 0 if dataset.labels is None else len(np.unique(dataset.labels[dataset.labels >= 0]))
+    same_class = same_class_chance(dataset.labels)
+    return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), classes or None, same_class)
 
 
 def dataset_name(data: str) -> str:

@@ -40,6 +40,19 @@ def number_labels(
     return encode_labels(names, classes), classes
 
 
+def same_class_chance(labels: Labels | None) -> float | None:
+    """Return the probability that two random labeled images have the same class; None without labels.
+
+    It is the sum of squared class shares: the neighbor purity of random neighbors.
+
+    >>> same_class_chance(np.array([0, 0, 0, 1, -1]))
+    0.625
+    """
+    known = np.empty(0, np.int64) if labels is None else labels[labels >= 0]
+    shares = np.unique(known, return_counts=True)[1] / max(len(known), 1)
+    return float((shares**2).sum()) if len(known) else None
+
+
 def renumber_labels(labels: Labels, classes: Sequence[str], target: Sequence[str]) -> Labels:
     """Renumber labels of `classes` by the list `target`; -1 for classes that are not in it.
 

@@ -26,7 +26,7 @@ from snclr.data.remote.retry import until_stopped
 from snclr.data.sampler import Ids, batch_ids, steps_per_epoch
 from snclr.data.transforms.rng import REPLACEMENT, uniforms
 from snclr.data.transforms.views import ViewSettings, color_views, crop_images, crop_views
-from snclr.data.workers import in_processes, in_thread
+from snclr.data.workers import in_thread, read_items
 from snclr.errors import UserError
 from snclr.runtime.device import threads_for, to_device
 from snclr.runtime.stop import StopRequested
@@ -184,14 +184,12 @@ class ViewLoader:
         self._check_bad_share()
 
     def _crops(self, start: int, stop: int) -> Iterator[Crops]:
-        crops: Iterator[Crops]
-        if self._workers == 0:
-            crops = map(self._stage1.__getitem__, range(start, stop))
-        elif isinstance(self._stage1.dataset, ArrayDataset):
-            crops = in_thread(self._stage1.__getitem__, start, stop)
-        else:
-            crops = in_processes(self._stage1, start, stop, workers=self._workers, pin=self._device.type == "cuda")
-        return until_stopped(crops) if self._stage1.dataset.remote else crops
+        dataset = self._stage1.dataset
+        crops = read_items(
+            self._stage1, start, stop, workers=self._workers, in_memory=isinstance(dataset, ArrayDataset),
+            pin=self._device.type == "cuda",
+        )  # fmt: skip
+        return until_stopped(crops) if dataset.remote else crops
 
     def _finish(self, crops: Crops) -> Batch:
         """Apply stage 2 on the device."""

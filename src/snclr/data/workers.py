@@ -162,9 +162,6 @@ def _end_with_parent(parent_alive: Connection) -> None:
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
     """Start processes with stop signals blocked, so that none arrives before they are ignored."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
     resource_tracker.ensure_running()  # starting it later would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:

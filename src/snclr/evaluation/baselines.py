@@ -11,7 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ import torch
 from torch import nn
 
 from snclr.checkpoint.run_dir import RunDir
+from snclr.data.loader import Skip
 from snclr.errors import UserError
 from snclr.evaluation.feature_store import images_digest
 from snclr.evaluation.features import Features
+from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.scoring import Score
 from snclr.evaluation.session import EvalInputs, Session
 from snclr.evaluation.state import EVALUATION, EvalState, short_hash
@@ -36,6 +38,24 @@ MAX_IMAGES = 100_000
 _PIXEL_SIDE = 32  # side of the raw-pixel images: 3,072 values per image
 Classify = Callable[[Features, Features, EvalState], Score]
 """Classify test features by training features; the state makes it resumable."""
+
+
+def record_accuracy(
+    session: Session, inputs: EvalInputs, kind: str, score: Score, *, data: str | None, test: str | None,
+    unreadable: Sequence[Skip], measure: Callable[[], dict[str, dict[str, Any]]], baselines: bool | None,
+    warnings: Sequence[str] = (), **facts: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Append an accuracy to results.jsonl, with its baselines (by `measure`) and all warnings; return the record."""
+    wanted, omitted = wants_baselines(inputs, baselines)
+    measured: dict[str, dict[str, Any]] = {}
+    try:
+        measured = measure() if wanted else {}
+    except UserError as error:  # e.g. a class without readable images, which fine-tuning replaces
+        omitted.append(f"no baselines: {error}")
+    return session.record(
+        kind, score.numbers, score.protocol, **score.context, baselines=measured,
+        warnings=[*warnings, *split_warnings(session, inputs, data, test, unreadable), *omitted], **facts,
+    )  # fmt: skip
 
 
 def wants_baselines(inputs: EvalInputs, given: bool | None) -> tuple[bool, list[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +31,12 @@ from snclr.distributed.collectives import (
 from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
-from snclr.evaluation.baselines import wants_baselines
+from snclr.evaluation.baselines import record_accuracy
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.few_labels.subsets import LabeledSubset, choose_subset
-from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.linear import measure_few_label_baselines
 from snclr.evaluation.results import FinetuneResult
-from snclr.evaluation.scoring import accuracy_context, describe_sets, known_classes, labeled, top_accuracies, true_ranks
+from snclr.evaluation.scoring import Score, describe_sets, known_classes, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
 from snclr.io.atomic import explain_unwritable, fsync_path, write_atomic
@@ -200,23 +199,16 @@ def evaluate_finetune(
             task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
             quiet=session.quiet, start_message=f"{opening}, on {session.device}",
         )  # fmt: skip
-        score = evaluate_classifier(task.model, classes, session, inputs)
+        score, unreadable = evaluate_classifier(task.model, classes, session, inputs)
+        skipped = [*task.loader.skipped, *unreadable]
+        protocol = _protocol(inputs, subset, task, score, len(skipped), from_scratch=from_scratch, base_lr=base_lr)
         few = replace(inputs, train=dataset, train_labels=inputs.train_labels[subset.index])
-        wanted, warnings = wants_baselines(few, baselines)
-        measured: dict[str, dict[str, Any]] = {}
-        try:
-            measured = measure_few_label_baselines(session, few, seed=seed) if wanted else {}
-        except UserError as error:  # training replaces unreadable images, the baselines may lack a class without them
-            warnings.append(f"no baselines: {error}")
-        record = session.record(
-            "finetune-scratch" if from_scratch else "finetune", {"top1": score.top1, "top5": score.top5},
-            _protocol(inputs, subset, task, score, from_scratch=from_scratch, base_lr=base_lr),
-            **accuracy_context(score.top1, score.truth),
-            baselines=measured,
-            warnings=[*split_warnings(session, inputs, data, test, score.skipped), *warnings],
+        record = record_accuracy(
+            session, few, "finetune-scratch" if from_scratch else "finetune", replace(score, protocol=protocol),
+            data=data, test=test, unreadable=unreadable, baselines=baselines,
+            measure=lambda: measure_few_label_baselines(session, few, seed=seed),
             settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
-            model_sha256=weights_digest(task.model.state_dict()),
-            skipped=[asdict(skip) for skip in (*task.loader.skipped, *score.skipped)],
+            model_sha256=weights_digest(task.model.state_dict()), skipped=[asdict(skip) for skip in skipped],
         )  # fmt: skip
     return FinetuneResult.from_record(record)
 
@@ -231,26 +223,21 @@ def shared_batch_size(given: int, images: int) -> int:
     return images - images % world_size
 
 
-class ClassifierScore(NamedTuple):
-    """Accuracies in [0, 1] on the labeled test images; `top5` is None with five classes or fewer."""
+def evaluate_classifier(
+    model: Classifier, classes: Tensor, session: Session, inputs: EvalInputs
+) -> tuple[Score, list[Skip]]:
+    """Test a classifier of the `classes` (C,) on the center crops of the test images; also return the unreadable ones.
 
-    top1: float
-    top5: float | None
-    truth: Tensor
-    """(n,) the class of each labeled test image."""
-    unlabeled: int
-    skipped: list[Skip]
-
-
-def evaluate_classifier(model: Classifier, classes: Tensor, session: Session, inputs: EvalInputs) -> ClassifierScore:
-    """Test a classifier of the `classes` (C,) on the center crops of the test images."""
+    The score has no protocol yet.
+    """
     tested = extract_features(
         model, inputs.test, image_size=inputs.spec.image_size, workers=session.workers, device=session.device,
         labels=inputs.test_labels, description="test", stop=session.stop, quiet=session.quiet,
     )  # fmt: skip
     logits, truth, unlabeled = labeled(tested.features, tested.labels, "test")
     ranks = true_ranks(logits, torch.searchsorted(classes, truth))
-    return ClassifierScore(*top_accuracies(ranks, len(classes)), truth, unlabeled, tested.skipped)
+    accuracies = top_accuracies(ranks, len(classes))
+    return Score(*accuracies, "", classes[logits.argmax(dim=1)], truth, unlabeled), tested.skipped
 
 
 def _write_list(run: Path, subset: LabeledSubset, seed: int, work: Path) -> Path:
@@ -269,13 +256,12 @@ def _write_list(run: Path, subset: LabeledSubset, seed: int, work: Path) -> Path
 
 
 def _protocol(
-    inputs: EvalInputs, subset: LabeledSubset, task: FinetuneTask, score: ClassifierScore, *, from_scratch: bool,
-    base_lr: dict[str, float],
+    inputs: EvalInputs, subset: LabeledSubset, task: FinetuneTask, score: Score, unreadable: int, *,
+    from_scratch: bool, base_lr: dict[str, float],
 ) -> str:  # fmt: skip
     """Describe the whole measurement in one sentence."""
     s = task.settings
     start = "from scratch (new weights)" if from_scratch else "from the pre-trained encoder"
-    unreadable = len(task.loader.skipped) + len(score.skipped)
     sets = describe_sets(
         len(subset.index), len(score.truth), len(task.classes), left_out=score.unlabeled, data=inputs.description
     )

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from snclr.distributed.collectives import all_gather_rows, rank_and_size
 from snclr.errors import count
-from snclr.evaluation.baselines import measure_baselines, wants_baselines
+from snclr.evaluation.baselines import measure_baselines, record_accuracy
 from snclr.evaluation.features import Features
-from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import KnnResult
 from snclr.evaluation.scoring import (
     Score,
@@ -53,13 +52,10 @@ def evaluate_knn(
         )  # fmt: skip
 
     with session.state("knn", {**inputs.identity, **settings}) as state:
-        score = classify(train, queries, state)
-        wanted, warnings = wants_baselines(inputs, baselines)
-        record = session.record(
-            "knn", score.numbers, score.protocol, **score.context, k=used_k,
-            baselines=measure_baselines(session, inputs, "knn", settings, classify) if wanted else {},
-            warnings=[*k_warnings, *split_warnings(session, inputs, data, test, queries.skipped), *warnings],
-            skipped=len(train.skipped) + len(queries.skipped),
+        record = record_accuracy(
+            session, inputs, "knn", classify(train, queries, state), data=data, test=test, unreadable=queries.skipped,
+            measure=lambda: measure_baselines(session, inputs, "knn", settings, classify), baselines=baselines,
+            warnings=k_warnings, k=used_k, skipped=len(train.skipped) + len(queries.skipped),
         )  # fmt: skip
     return KnnResult.from_record(record)
 
@@ -126,12 +122,11 @@ def knn(
     origin = "" if k == used_k else f" ({k} requested, lowered to the number of training images)"
     origin = " (auto)" if k == "auto" else origin
     protocol = f"kNN: cosine, weighted vote, k = {used_k}{origin}, temperature {temperature:g}; "
-    protocol += describe_sets(
-        len(keys.labels), len(queries.labels), len(classes), left_out=keys.left_out + queries.left_out, data=data
-    )
+    unlabeled = keys.left_out + queries.left_out
+    protocol += describe_sets(len(keys.labels), len(queries.labels), len(classes), left_out=unlabeled, data=data)
     if unknown := int((~known).sum()):
         protocol += f"; {count(unknown, 'test image')} of a class without training images counted as wrong"
-    return Score(*top_accuracies(ranks, len(classes)), protocol, predictions, truth)
+    return Score(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, unlabeled)
 
 
 def _vote_in_blocks(

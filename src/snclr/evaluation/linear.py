@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -17,11 +18,10 @@ from snclr.data.sampler import Ids
 from snclr.data.splits import hold_out
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError, count
-from snclr.evaluation.baselines import measure_baselines, wants_baselines
+from snclr.evaluation.baselines import measure_baselines, record_accuracy
 from snclr.evaluation.batches import BatchPlan
 from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, eval_mode, extract_features, feature_width
-from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.linear_task import (
     AugmentedTask,
     CachedTask,
@@ -111,14 +111,13 @@ def evaluate_linear(
                 precision=session.precision, **settings, **options,
             )  # fmt: skip
             skipped = score.skipped
-        wanted, warnings = wants_baselines(inputs, baselines)
-        note = None if protocol == "cached" else "cached features"
-        record = session.record(
-            kind, score.numbers, score.protocol, **score.context,
-            baselines=measure_baselines(session, inputs, "linear", {**cached, "seed": seed}, classify, note=note)
-            if wanted else {},
-            warnings=[*split_warnings(session, inputs, data, test, skipped), *warnings],
-            learning_rate=score.learning_rate, skipped=len(skipped),
+        measure = functools.partial(
+            measure_baselines, session, inputs, "linear", {**cached, "seed": seed}, classify,
+            note=None if protocol == "cached" else "cached features",
+        )  # fmt: skip
+        record = record_accuracy(
+            session, inputs, kind, score, data=data, test=test, unreadable=skipped, measure=measure,
+            baselines=baselines, learning_rate=score.learning_rate, skipped=len(skipped),
         )  # fmt: skip
     return LinearResult.from_record(record)
 
@@ -199,7 +198,7 @@ def linear_probe(
     )
     unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
     truth = queries.labels.cpu()
-    return LinearScore(*top_accuracies(ranks, len(classes)), text, predictions, truth, lr, skipped=unreadable)
+    return LinearScore(*top_accuracies(ranks, len(classes)), text, predictions, truth, left_out, lr, skipped=unreadable)
 
 
 def paper_lr(encoder: nn.Module) -> tuple[float, str]:
@@ -259,16 +258,15 @@ def linear_cached(
         lr = max(trials, key=lambda trial: (trial.top1, -trial.loss)).learning_rate
     head = fit(np.arange(len(known.labels)), [lr], "final")
     ranks, predictions = _classify(head, queries._replace(features=features.standardize(queries.features)), classes)
-    sets = describe_sets(
-        len(known.labels), len(queries.labels), len(classes), left_out=known.left_out + queries.left_out, data=data
-    )
+    unlabeled = known.left_out + queries.left_out
+    sets = describe_sets(len(known.labels), len(queries.labels), len(classes), left_out=unlabeled, data=data)
     protocol = (
         "linear classifier on cached features of center crops, standardized by the training set's mean and deviation: "
         f"no augmentation, {_sgd(epochs, min(batch_size, len(known.labels)))}, "
         f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}; {sets}"
     )
     truth = queries.labels.cpu()
-    return LinearScore(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, lr, trials=trials)
+    return LinearScore(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, unlabeled, lr, trials)
 
 
 def _score_heads(

@@ -60,8 +60,10 @@ class AccuracyResult:
     """Accuracies of the untrained encoder and of raw pixels; empty if they were not computed."""
     warnings: list[str]
     protocol: str
+    unlabeled: int
+    """Training and test images without a label, which were left out."""
     skipped: int | Sequence[dict[str, Any]]
-    """Images that could not be read, or their number."""
+    """Images that could not be read: their number, after fine-tuning also their names and the reasons."""
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -84,8 +86,6 @@ class KnnResult(AccuracyResult):
 
     k: int
     """Neighbors that voted."""
-    skipped: int
-    """Images that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,6 @@ class FewShotResult(AccuracyResult):
     draws: int
     by_draw: list[float]
     """Top-1 accuracy of each draw."""
-    skipped: int
-    """Images that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,6 @@ class LinearResult(AccuracyResult):
     """Accuracy of a linear classifier on the frozen encoder."""
 
     learning_rate: float
-    skipped: int
-    """Images that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +119,6 @@ class FinetuneResult(AccuracyResult):
     """File in the run directory with the names of the labeled images."""
     list_sha256: str
     model_sha256: str
-    skipped: Sequence[dict[str, Any]]
-    """Images that could not be read, with the reasons."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class Score:
     """(n,) the predicted class of each labeled test image, on the CPU."""
     truth: Tensor
     """(n,) its class."""
+    unlabeled: int
+    """Training and test images without a label, which were left out."""
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -40,29 +42,21 @@ class Score:
 
     @property
     def context(self) -> dict[str, Any]:
-        """What is needed to judge `top1`, as recorded in results.jsonl."""
-        return accuracy_context(self.top1, self.truth)
+        """What is needed to judge `top1`, as recorded in results.jsonl: the standard error is binomial.
 
-
-def accuracy_context(top1: float, truth: Tensor) -> dict[str, Any]:
-    """Return number, standard error (binomial), classes and chance level for the labels (n,) of the test images.
-
-    >>> accuracy_context(0.5, torch.tensor([0, 0, 0, 1]))
-    {'n': 4, 'standard_error': 0.25, 'classes': 2, 'chance': 0.75}
-    """
-    _, sizes = torch.unique(truth, return_counts=True)
-    n = len(truth)
-    return {
-        "n": n,
-        "standard_error": standard_error(top1, n),
-        "classes": len(sizes),
-        "chance": int(sizes.max()) / n,
-    }
-
-
-def standard_error(share: float, n: int) -> float:
-    """Return the binomial standard error of a share of n images."""
-    return math.sqrt(share * (1 - share) / n)
+        >>> truth = torch.tensor([0, 0, 0, 1])
+        >>> Score(0.5, None, "", truth, truth, unlabeled=2).context
+        {'n': 4, 'standard_error': 0.25, 'classes': 2, 'chance': 0.75, 'unlabeled': 2}
+        """
+        _, sizes = torch.unique(self.truth, return_counts=True)
+        n = len(self.truth)
+        return {
+            "n": n,
+            "standard_error": math.sqrt(self.top1 * (1 - self.top1) / n),
+            "classes": len(sizes),
+            "chance": int(sizes.max()) / n,
+            "unlabeled": self.unlabeled,
+        }
 
 
 class Labeled(NamedTuple):

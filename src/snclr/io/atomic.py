@@ -8,7 +8,7 @@ import glob
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -93,6 +93,17 @@ def why_unwritable(path: Path, error: OSError) -> str:
             if part.exists() and not part.is_dir():
                 return f"{part} is not a folder"
     return error.strerror or str(error)
+
+
+def check_file_name(path: Path | str, suffixes: Sequence[str], *, flag: str = "--out") -> Path:
+    """Return the path of a file to write; raise a UserError for another suffix than `suffixes` (if any) or a folder."""
+    path = Path(path)
+    if suffixes and path.suffix.lower() not in suffixes:
+        end = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
+        raise UserError(f"{flag} {path} {end}; use {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise UserError(f"{flag} {path} is a folder; give the name of a file to write")
+    return path
 
 
 def check_absent(path: Path) -> None:

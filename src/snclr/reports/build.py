@@ -18,6 +18,7 @@ from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import load_or_none
+from snclr.data.labels import same_class_chance
 from snclr.data.splits import sample
 from snclr.errors import UserError, snclr_command
 from snclr.evaluation.analysis.layout import pca
@@ -26,7 +27,7 @@ from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import pick_queries
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session, data_of
-from snclr.io.atomic import why_unwritable, write_atomic
+from snclr.io.atomic import explain_unwritable, write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import ClassTable, classify_again, rename_classes
 from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map
@@ -36,7 +37,6 @@ from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
 from snclr.runtime.results import Result
 from snclr.train.config import read_config
-from snclr.train.health import purity_chance
 from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import with_current_names
 from snclr.train.sessions import read_sessions
@@ -97,19 +97,9 @@ def write_report(
 
 def write_html(path: Path, html: str) -> None:
     """Write a page, or raise UserError."""
-    try:
+    with explain_unwritable(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, html)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({why_unwritable(path, error)}); choose another --out") from error
-
-
-def report_path(out: str | Path | None, default: Path) -> Path:
-    """Return the path of the page; raise UserError if it cannot be written there."""
-    path = default if out is None else Path(out)
-    if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
-        raise UserError(f"--out {path} is not an HTML file; give a path that ends in .html")
-    return path
 
 
 def build_page(session: Session, run: RunDir, options: ReportOptions, data: str | None = None) -> Page:
@@ -141,17 +131,10 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         settings=settings, records=records, invalid_lines=invalid_lines,
         results=results, classes=classes, skipped=read_jsonl(run.skipped),
         neighbors=neighbors, map=embedding_map, images=None if trained is None else len(trained),
-        purity_chance=_purity_chance(trained),
+        purity_chance=None if trained is None else same_class_chance(trained.labels),
         alerts=read_alerts(run, logged), explore_command=snclr_command("explore", run.path), sessions=sessions,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
-
-
-def _purity_chance(dataset: ImageDataset | None) -> float | None:
-    """Return the neighbor purity of random training images; None if their classes are not known."""
-    if dataset is None or dataset.labels is None or not (dataset.labels >= 0).any():
-        return None
-    return purity_chance(torch.from_numpy(dataset.labels))
 
 
 def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int]:

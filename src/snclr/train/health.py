@@ -57,16 +57,6 @@ def neighbor_purity(labels: Tensor, neighbor_labels: Tensor, mask: Tensor) -> fl
     return float((neighbor_labels == labels[:, None])[known].float().mean())
 
 
-def purity_chance(labels: Tensor) -> float:
-    """Return the neighbor purity of random neighbors: the sum of squared class shares; -1 is an unknown class.
-
-    >>> purity_chance(torch.tensor([0, 0, 0, 1, -1]))
-    0.625
-    """
-    _, sizes = torch.unique(labels[labels >= 0], return_counts=True)
-    return float((sizes / sizes.sum()).square().sum())
-
-
 def neighbor_agreement(ids: Tensor, other_ids: Tensor) -> float:
     """Return the share of neighbors (N, K), found from one view, whose image is also found from the other view.
 

@@ -16,6 +16,7 @@ from snclr.checkpoint.format import Checkpoint
 from snclr.checkpoint.run_dir import RunDir
 from snclr.checkpoint.snapshots import save_snapshot
 from snclr.data.datasets.base import ImageDataset
+from snclr.data.labels import same_class_chance
 from snclr.data.loader import Batch, ViewLoader
 from snclr.distributed.collectives import all_gather, all_reduce_sum
 from snclr.errors import UserError
@@ -23,7 +24,7 @@ from snclr.io.atomic import write_atomic
 from snclr.methods.base import StepOutput, output_after
 from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
-from snclr.train.health import PURITY_IN_TRAINING, collapsed, health, purity_chance
+from snclr.train.health import PURITY_IN_TRAINING, collapsed, health
 from snclr.train.metrics import MetricsLog
 from snclr.train.optim import scaled_lr
 from snclr.train.schedule import cosine, warmup_cosine
@@ -133,8 +134,8 @@ class PretrainTask(LoaderTask):
         values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
         if queue is not None:
             values["queue_fill"] = len(queue) / queue.capacity
-        if "neighbor_purity" in values and self._labels is not None and not self._purity_printed:
-            chance = purity_chance(self._labels)
+        if "neighbor_purity" in values and not self._purity_printed:
+            chance = same_class_chance(self.dataset.labels)
             self.progress.print(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
             self._purity_printed = True
         # Features that predict masked patches may be nearly equal; the loss keeps them from becoming equal.

@@ -54,7 +54,7 @@ def write_projector(folder: Path, queue: NeighborQueue, dataset: ImageDataset, *
         return
     picked = torch.linspace(0, len(ids) - 1, min(images, len(ids)), device=ids.device).round().long()
     features, shown = queue.candidates[index[picked]].float().cpu().numpy(), ids[picked].tolist()
-    labels = [f"{_clean(dataset.key(image))}\t{_clean(_label(dataset, image))}" for image in shown]
+    labels = [f"{_clean(dataset.key(image))}\t{_clean(dataset.class_name(image) or '')}" for image in shown]
     sprite = _grid(dataset, shown, _SPRITE_TILE, columns=math.ceil(math.sqrt(len(shown))), gap=0)
     write_atomic(folder / "projections.tsv", "".join("\t".join(f"{v:.5g}" for v in row) + "\n" for row in features))
     write_atomic(folder / "projections-labels.tsv", "image\tclass\n" + "\n".join(labels) + "\n")
@@ -90,11 +90,6 @@ def _tile(dataset: ImageDataset, index: int, side: int) -> RGBImage:
     except BadImage:
         return np.full((side, side, 3), 128, np.uint8)
     return np.array(ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS))
-
-
-def _label(dataset: ImageDataset, index: int) -> str:
-    label = -1 if dataset.labels is None else int(dataset.labels[index])
-    return "" if label < 0 else str(label) if dataset.classes is None else dataset.classes[label]
 
 
 def _clean(text: str) -> str:

@@ -27,12 +27,13 @@ PROGRESS_SECONDS = 90.0  # a longer attempt has received data: connections witho
 NETWORK_TIMEOUT_SECONDS = 540.0
 """Below the distributed timeout (600): the rank that cannot read reports its error before the others time out."""
 
-STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])}
-"""Signals that request a stop; Windows has no SIGUSR1."""
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+"""Signals that request a stop."""
 
 _log = logging.getLogger(__name__)
 _VARIABLE = "SNCLR_NETWORK_TIMEOUT"
 _cancelled = threading.Event()
+_THREADS = 16
 
 
 class TransientError(Exception):
@@ -78,9 +79,9 @@ def retry(url: str, action: Callable[[], Result], *, timeout: float | None = Non
                 raise UserError("another request failed or was interrupted") from error
 
 
-def map_in_threads(action: Callable[[Any], Result], items: Iterable[Any], threads: int = 16) -> list[Result]:
+def map_in_threads(action: Callable[[Any], Result], items: Iterable[Any]) -> list[Result]:
     """Map in a thread pool; the error of one item, or Ctrl-C, also cancels the retries of the others."""
-    with ThreadPoolExecutor(max_workers=threads) as pool:
+    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
         try:
             return list(pool.map(action, items))
         except BaseException:

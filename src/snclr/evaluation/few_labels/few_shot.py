@@ -18,11 +18,10 @@ from torch import Tensor
 from snclr.data.datasets.base import Labels
 from snclr.data.sampler import Ids, epoch_order
 from snclr.errors import count
-from snclr.evaluation.baselines import measure_baselines, wants_baselines
+from snclr.evaluation.baselines import measure_baselines, record_accuracy
 from snclr.evaluation.features import Features
 from snclr.evaluation.few_labels.subsets import sort_by_class
 from snclr.evaluation.knn import knn
-from snclr.evaluation.leakage import split_warnings
 from snclr.evaluation.results import FewShotResult
 from snclr.evaluation.scoring import Score, describe_sets, labeled
 from snclr.evaluation.session import Session, open_inputs
@@ -63,12 +62,10 @@ def evaluate_few_shot(
         )  # fmt: skip
 
     score, kind = classify(train, queries), f"{labels_per_class}-shot"
-    wanted, warnings = wants_baselines(inputs, baselines)
-    record = session.record(
-        kind, score.numbers, score.protocol, **score.context, labels_per_class=labels_per_class, draws=draws,
-        by_draw=list(score.by_draw),
-        baselines=measure_baselines(session, inputs, kind, settings, classify) if wanted else {},
-        warnings=[*split_warnings(session, inputs, data, test, queries.skipped), *warnings],
+    record = record_accuracy(
+        session, inputs, kind, score, data=data, test=test, unreadable=queries.skipped, baselines=baselines,
+        measure=lambda: measure_baselines(session, inputs, kind, settings, classify), draws=draws,
+        labels_per_class=labels_per_class, by_draw=list(score.by_draw),
         skipped=len(train.skipped) + len(queries.skipped),
     )  # fmt: skip
     return FewShotResult.from_record(record)
@@ -99,11 +96,13 @@ def few_shot(
     smallest = int(np.unique(classes, return_counts=True)[1].min())
     fewer = f" (the smallest class has {smallest})" if smallest < labels_per_class else ""
     protocol = f"few-shot: cosine, nearest neighbor, labels per class {labels_per_class}{fewer}, "
+    unlabeled, first = pool.left_out + queries.left_out, scores[0]
     protocol += f"mean over {count(draws, 'draw')} (seed {seed}); " + describe_sets(
-        len(pool.labels), len(queries.labels), len(np.unique(classes)), left_out=pool.left_out + queries.left_out,
-        data=data,
+        len(pool.labels), len(queries.labels), len(np.unique(classes)), left_out=unlabeled, data=data
+    )
+    return FewShotScore(
+        statistics.fmean(by_draw), None, protocol, first.predictions, first.truth, unlabeled, by_draw
     )  # fmt: skip
-    return FewShotScore(statistics.fmean(by_draw), None, protocol, scores[0].predictions, scores[0].truth, by_draw)
 
 
 def draw_labels(labels: Labels, per_class: int, *, seed: int, draw: int) -> Ids:

@@ -23,7 +23,14 @@ from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
 from snclr.evaluation.results import FORMATS, EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
-from snclr.io.atomic import atomic_writer, check_absent, check_writable, explain_unwritable, write_atomic
+from snclr.io.atomic import (
+    atomic_writer,
+    check_absent,
+    check_file_name,
+    check_writable,
+    explain_unwritable,
+    write_atomic,
+)
 from snclr.io.hashing import weights_digest
 
 LAYOUTS = ("none", "pca", "umap")
@@ -118,12 +125,7 @@ def _with_layout(embeddings: Embeddings, layout: str, neighbors: int) -> Embeddi
 
 def check_out(path: Path | str) -> Path:
     """Return the path of a file to write; UserError if its format is unknown or pyarrow is missing."""
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        end = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
-        raise UserError(f"{path} {end}; use {' or '.join(FORMATS)}")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give the name of a file to write")
+    path = check_file_name(path, FORMATS)
     if path.suffix.lower() == ".parquet":
         _pyarrow("pyarrow")
     return path
