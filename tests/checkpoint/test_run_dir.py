@@ -127,6 +127,10 @@ def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     (path / ".config.yaml.0123.partial").write_text("ha")
     (path / ".checkpoints.0123.partial").mkdir()
     (path / ".checkpoints.0123.partial" / "x").write_text("x")
+    (path / "encoders").unlink()
+    for folder in ("tensorboard", "encoders"):
+        (path / folder).mkdir(exist_ok=True)
+        (path / folder / ".file.0123.partial").write_text("x")
     before = {name for name in contents(path) if "partial" not in name}
     with RunDir.create(path, resume=True):
         assert contents(path) == before

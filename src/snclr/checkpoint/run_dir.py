@@ -80,8 +80,9 @@ class RunDir:
             )
         try:
             run.check_free(resume=resume, overwrite=overwrite)
-            for entry in [entry for entry in run.path.iterdir() if is_partial(entry)]:
-                remove_partial(entry)
+            for folder in (run.path, run.tensorboard, run.encoders):  # `format` cleans the folder of the checkpoints
+                for entry in [entry for entry in folder.glob(".*") if is_partial(entry)]:
+                    remove_partial(entry)
             for output in run.outputs() if overwrite else []:
                 discard(output)
         except BaseException:
