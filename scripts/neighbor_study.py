@@ -111,8 +111,8 @@ class Run:
     """One training run and its evaluation."""
 
     stage: str
-    """tune, test (tune2, test2, tune3, test3: rounds 2 and 3), sweep, ladder, cpu, sector, ablate or
-    weights."""
+    """tune, test (tune2, test2, tune3, test3: rounds 2 and 3), sweep, agreeing, ladder, cpu, sector,
+    ablate or weights."""
     data: str
     row: str
     seed: int
@@ -161,14 +161,14 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     yield from ladder_runs()
     for data in ("coil100", "cifar5", "omniglot"):
         yield from round_runs(data, "", records)
-    yield from (run for run in sweep if run.seed == 0)
+    yield from (run for run in [*sweep, *agreeing_runs()] if run.seed == 0)
     yield from ablation_runs(records)
     yield from (run for run in weights_runs() if run.seed == 0)
     yield from sector_runs(records)
     for data in EQUAL_CPU_EPOCHS:
         yield from equal_cpu_runs(data, records)
     yield from weights_runs()
-    yield from sweep
+    yield from [*sweep, *agreeing_runs()]
     for round_ in ("2", "3"):
         yield from round_runs("coil100", round_, records)
 
@@ -238,6 +238,16 @@ def sweep_runs() -> Iterator[Run]:
                 for row in ("soft-max", "hard"):
                     for k in (2, 10, 30) if view == {} else (10,):
                         yield Run("sweep", data, row, seed, DATA[data].epochs, {**UNTUNED, **view, "neighbors": k})
+
+
+def agreeing_runs() -> Iterator[Run]:
+    """Yield the runs that use only the neighbors that both views find, with the settings of the sweep."""
+    for seed in SWEEP_SEEDS:
+        for data in ("coil100", "cifar5", "digits", "omniglot"):
+            for row in ("soft-max", "hard"):
+                for k in (10, 30):
+                    settings = {**UNTUNED, "neighbors": k, "agreeing_neighbors": True}
+                    yield Run("agreeing", data, row, seed, DATA[data].epochs, settings)
 
 
 def weights_runs() -> Iterator[Run]:

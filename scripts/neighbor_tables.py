@@ -235,9 +235,10 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
     """Return, for each setting of the sweep, the paired gain of the first metric over none and the mean purity."""
     groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
     for r in records:
-        if r["stage"] == "sweep":
+        if r["stage"] in ("sweep", "agreeing"):
             view = tuple((name, r["settings"][name]) for name in ("views", "crop_min") if name in r["settings"])
-            groups[r["data"], view, r["settings"].get("neighbors"), r["row"]][r["seed"]] = r
+            row = r["row"] if r["stage"] == "sweep" else f"agreeing {r['row']}"
+            groups[r["data"], view, r["settings"].get("neighbors"), row][r["seed"]] = r
     points = []
     for (data, view, k, row), runs in groups.items():
         base = groups.get((data, view, None, "none"))
@@ -268,13 +269,15 @@ def draw_gain(records: list[Record], file: Path, name: str = "purity") -> None:
     axes = figure.add_axes((0.1, 0.13, 0.87, 0.76))
     axes.axhline(0, color=FAINT, linewidth=1)
     for data in MARKERS:
-        for row in ("soft-max", "hard"):
-            own = [p for p in points if p["data"] == data and p["row"] == row]
-            if own:
-                axes.scatter(
-                    [100 * p[name] for p in own], [p["pair"]["mean"] for p in own], marker=MARKERS[data], s=46,
-                    color=COLORS[row], alpha=0.85, label=f"{'soft' if row == 'soft-max' else 'hard'}, {data}",
-                )  # fmt: skip
+        for row, words in {"soft-max": "soft", "hard": "hard"}.items():
+            for agreeing in ("", "agreeing "):
+                own = [p for p in points if p["data"] == data and p["row"] == agreeing + row]
+                if own:
+                    axes.scatter(
+                        [100 * p[name] for p in own], [p["pair"]["mean"] for p in own], marker=MARKERS[data], s=46,
+                        color=COLORS[row], facecolor="none" if agreeing else None, alpha=0.85,
+                        label=f"{agreeing}{words}, {data}",
+                    )  # fmt: skip
     axes.set(xlabel=f"neighbor {name} in the last epoch (%)", ylabel="gain over no neighbors (points)")
     axes.set_title(f"Gain from neighbors against their {name}", loc="left", fontsize=11.5, color=INK)
     axes.grid(color=GRID)

@@ -25,6 +25,7 @@ CASES = {
     "search": {
         "method": "snclr", "search_view": "plain", "search_space": "encoder", "unique_neighbors": True,
     },
+    "agreeing": {"method": "snclr", "agreeing_neighbors": True},
     "symmetric": {"method": "mocov2", "symmetric": True},
     "drawn negatives": {"method": "pirl", "bank_negatives": 9},
     "assignment queue": {

@@ -123,9 +123,17 @@ def test_mocov3_equals_snclr_without_neighbors(times_2tau):
 @pytest.mark.parametrize("view", ["augmented", "plain"])
 @pytest.mark.parametrize("space", ["projection", "encoder"])
 @pytest.mark.parametrize("unique", [False, True])
-def test_search_options_equal_the_equations(view, space, unique):
+@pytest.mark.parametrize("agreeing", [False, True])
+def test_search_options_equal_the_equations(view, space, unique, agreeing):
     """Loss and gradient of steps with each search against loops over everything that was pushed."""
-    options = {"search_view": view, "search_space": space, "unique_neighbors": unique, "temperature": 0.3}
+    options = {
+        "search_view": view, "search_space": space, "unique_neighbors": unique, "agreeing_neighbors": agreeing,
+        "temperature": 0.3,
+    }  # fmt: skip
+    if agreeing and view == "plain":
+        with pytest.raises(UserError, match="agreeing_neighbors needs the neighbors of two views"):
+            small("snclr", **options)
+        return
     method = small("snclr", queue_length=20, **options).double()
     target = copy.deepcopy(method)  # follows by hand, so that its passes do not change the method's batch norms
     held: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # id, feature of the loss, feature of the search
@@ -142,9 +150,13 @@ def test_search_options_equal_the_equations(view, space, unique):
         y1 = [F.normalize(target.projector(target.encoder(x)), dim=1) for x in views[:2]]
         z1 = [F.normalize(target.predictor(target.projector(target.encoder(x))), dim=1) for x in views[:2]]
         expected = torch.zeros((), dtype=torch.float64)
+        held_ids = [part[0] for part in held]
+        found = [naive.search(query[v], keys, 4, ids.tolist(), held_ids, unique) for v in range(3)]
         for a, b in ((0, 1), (1, 0)):
-            found = query[2] if view == "plain" else query[b]
-            picks = naive.search(found, keys, 4, ids.tolist(), [part[0] for part in held], unique)
+            picks = found[2 if view == "plain" else b]
+            if agreeing:
+                images = [{held_ids[i] for i in row} for row in found[a]]
+                picks = [[i for i in row if held_ids[i] in images[n]] for n, row in enumerate(picks)]
             expected = expected + naive.snclr_loss(
                 y1[a], z1[a], y2[b], queued, picks, tau=0.3, form="inside", sides="both", gamma=1.0, temperature=1.0,
                 gradient=False,
@@ -160,7 +172,7 @@ def test_search_options_equal_the_equations(view, space, unique):
                 parameter.grad = gradients[name].grad = None
         pushed = 2 if view == "plain" else 1
         held = [*held, *zip(ids.tolist(), y2[pushed], query[pushed], strict=True)][-20:]
-        assert (output.other_neighbor_ids is None) is (view == "plain")
+        assert (output.other_found_ids is None) is (view == "plain")
         method.after_step(number, 3)
 
 

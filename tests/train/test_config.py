@@ -50,7 +50,7 @@ ADDED = {
     "zero_init_residual": True, "weight_decay_on": "weights", "negatives": "other-view",
     "unique_neighbors": False, "search_view": "augmented", "search_space": "projection", "cache_images": "auto",
     "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999, "tf32": True,
-    "deterministic": False, "activation_checkpointing": False, "micro_batch": 0,
+    "deterministic": False, "activation_checkpointing": False, "micro_batch": 0, "agreeing_neighbors": False,
 }  # fmt: skip
 RESOLVED = {
     "photos": "cdabfed9e6b0722c",
@@ -154,6 +154,7 @@ def test_a_run_of_an_earlier_version_keeps_what_it_computed(tmp_path):
         "negatives": "other-view", "unique_neighbors": False, "search_view": "augmented", "search_space": "projection",
         "cache_images": "auto", "keep_encoders": 0, "drop_path": 0.0, "weight_decay_end": None, "beta2": 0.999,
         "tf32": True, "deterministic": False, "activation_checkpointing": False, "micro_batch": 0,
+        "agreeing_neighbors": False,
     }  # fmt: skip
     # A file of a few settings is not a run's: it gets today's defaults.
     (tmp_path / "few.yaml").write_text("recipe: demo\nneighbors: 7\n")

@@ -56,8 +56,8 @@ def test_health_needs_no_float64_on_the_device():
     queue = NeighborQueue(20, dim=6)
     queue.push(torch.randn(20, 6), torch.arange(20))
     labels = torch.arange(20) % 3
-    plain = StepOutput(torch.tensor(1.0), features, ids, ids.flip(0), ids, torch.rand(12, 3), torch.rand(12, 3))
-    on_device = StepOutput(*(value.as_subclass(WithoutFloat64) for value in plain[:7]))
+    plain = StepOutput(torch.tensor(1.0), features, ids, ids, ids.flip(0), ids, torch.rand(12, 3), torch.rand(12, 3))
+    on_device = StepOutput(*(value.as_subclass(WithoutFloat64) for value in plain[:8]))
     with pytest.raises(TypeError, match="float64"):
         on_device.features.double()
     expected = health(plain, labels, torch.arange(12), queue)

@@ -25,7 +25,8 @@ class StepOutput(NamedTuple):
     loss: Tensor  # ()
     features: Tensor  # (N, D) normalized projections
     neighbor_ids: Tensor | None = None  # (N, K) image ids, -1 where missing
-    other_neighbor_ids: Tensor | None = None  # (N, K) of the search with the other view
+    found_ids: Tensor | None = None  # (N, K) image ids of all neighbors of view 2, used or not
+    other_found_ids: Tensor | None = None  # (N, K) of all neighbors of view 1
     neighbor_ages: Tensor | None = None  # (N, K) in steps
     similarity: Tensor | None = None  # (N, K) cosine
     positiveness: Tensor | None = None  # (N, K) w

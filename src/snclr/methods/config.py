@@ -190,9 +190,13 @@ class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, PredictorConf
     more pass of the target network."""
     search_space: Literal["projection", "encoder"] = "projection"
     """Features that the search compares: target projections (the paper), or encoder features of the target network."""
+    agreeing_neighbors: bool = False
+    """Use only those of the K neighbors whose image is also among the K neighbors of the other view."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.search_view == "plain" and self.agreeing_neighbors:
+            raise UserError("agreeing_neighbors needs the neighbors of two views; with search_view 'plain' unset it")
         if self.search_view == "plain" and self.push == "both":
             raise UserError("push 'both' is for search_view 'augmented'; with search_view 'plain' set push=one")
 

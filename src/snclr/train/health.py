@@ -12,7 +12,7 @@ from torch import Tensor
 
 from snclr.methods.base import StepOutput
 from snclr.methods.common.features import at_least_float32
-from snclr.methods.common.queue import NeighborQueue, nearest_neighbors
+from snclr.methods.common.queue import NeighborQueue, also_found, nearest_neighbors
 
 KNN_TEMPERATURE = 0.07
 PURITY = "share of neighbors with the image's class"
@@ -62,8 +62,7 @@ def neighbor_agreement(ids: Tensor, other_ids: Tensor) -> float:
 
     -1 is a missing neighbor. No labels are needed: neighbors that depend on the view are unlikely to be right.
     """
-    found_again = (ids[:, :, None] == other_ids[:, None, :]).any(dim=2)
-    return float(found_again[ids >= 0].float().mean())
+    return float(also_found(ids, other_ids)[ids >= 0].float().mean())
 
 
 def queue_agreement(queue: NeighborQueue, k: int) -> float:
@@ -114,8 +113,8 @@ def health(
         values["positiveness_entropy"] = positiveness_entropy(output.positiveness, mask)
         values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
         values["neighbor_cosine"] = float(output.similarity[mask].mean())
-        if output.other_neighbor_ids is not None:
-            values["neighbor_agreement"] = neighbor_agreement(output.neighbor_ids, output.other_neighbor_ids)
+        if output.found_ids is not None and output.other_found_ids is not None:
+            values["neighbor_agreement"] = neighbor_agreement(output.found_ids, output.other_found_ids)
         if queue is not None:
             values["queue_agreement"] = queue_agreement(queue, output.neighbor_ids.shape[1])
         if output.pulled is not None:

@@ -31,6 +31,10 @@ class Neighbors:
         """(N, K), False where there were fewer than K candidates."""
         return self.index >= 0
 
+    def keep(self, kept: Tensor) -> Neighbors:
+        """Return the neighbors with those missing that are False in `kept` (N, K)."""
+        return Neighbors(self.index.where(kept, -1), self.similarity.where(kept, -torch.inf))
+
 
 @torch.no_grad()
 def nearest_neighbors(
@@ -46,6 +50,11 @@ def nearest_neighbors(
         exclude = kernels.matching_pairs(ids.to(candidate_ids), candidate_ids)
     similarity, index = kernels.topk(y2, candidates, k, exclude=exclude)
     return Neighbors(index, similarity)
+
+
+def also_found(ids: Tensor, other_ids: Tensor) -> Tensor:
+    """Return (N, K): whether each image id (N, K) of one search is among those of another; False for -1, missing."""
+    return (ids[:, :, None] == other_ids[:, None, :]).any(dim=2) & (ids >= 0)
 
 
 class NeighborQueue(nn.Module):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import Losses, StepOutput, TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
-from snclr.methods.common.queue import NeighborQueue, Neighbors
+from snclr.methods.common.queue import NeighborQueue, Neighbors, also_found
 from snclr.methods.config import SNCLRConfig
 from snclr.methods.snclr.loss import SoftNeighborLoss, SoftNeighborOutput
 
@@ -53,26 +53,30 @@ class SNCLR(TwoWayMethod):
         """Yield the loss of each direction. With search_view "plain", the third view is the plain one."""
         c = self.config
         target, search = self._target_features(views)
+        found_ids: list[Tensor] = []
         if c.search_view == "plain":
-            found = [self.criterion.search(search[2], ids)] * 2
+            used = [self.criterion.search(search[2], ids)] * 2
         else:
             own = None if c.unique_neighbors else self.queue.own_entries(ids)
-            found = [self.criterion.search(search[b], ids, own_entries=own) for b in (1, 0)]
+            used = [self.criterion.search(search[b], ids, own_entries=own) for b in (1, 0)]
+            found_ids = [self.queue.ids_and_ages(neighbors)[0] for neighbors in used]
+            if c.agreeing_neighbors:
+                used = [used[a].keep(also_found(found_ids[a], found_ids[1 - a])) for a in (0, 1)]
         outputs: list[SoftNeighborOutput] = []
-        for a, b in ((0, 1), (1, 0)):  # found[a] are the neighbors of view b
+        for a, b in ((0, 1), (1, 0)):  # used[a] are the neighbors of view b
             use_neighbors = epoch >= c.neighbor_free_epochs
-            output = self.direction(views[a], target[b], found[a], target[a], use_neighbors)
+            output = self.direction(views[a], target[b], used[a], target[a], use_neighbors)
             yield output.loss
             outputs.append(output._replace(loss=output.loss.detach()))
         self._to_push = self._gather_to_push(target, search, ids)
         one_to_two, two_to_one = outputs
         neighbor_ids, neighbor_ages = self.queue.ids_and_ages(one_to_two.neighbors)
-        other_ids = None if c.search_view == "plain" else self.queue.ids_and_ages(found[1])[0]
         return StepOutput(
             loss=one_to_two.loss + two_to_one.loss,
             features=l2_normalize(target[1]),
             neighbor_ids=neighbor_ids,
-            other_neighbor_ids=other_ids,
+            found_ids=found_ids[0] if found_ids else None,
+            other_found_ids=found_ids[1] if found_ids else None,
             neighbor_ages=neighbor_ages,
             similarity=one_to_two.neighbors.similarity,
             positiveness=one_to_two.w,
