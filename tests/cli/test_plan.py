@@ -8,12 +8,13 @@ import re
 
 import pytest
 
-from snclr.api.pretrain import neighbor_advice, plan, pretrain
+from snclr.api.pretrain import plan, pretrain
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.cli.main import main
 from snclr.cli.pretrain import show_plan, show_pretrain
 from snclr.data.read_check import check_images
 from snclr.errors import UserError
+from snclr.train.planning.run_plan import neighbor_advice
 from tests.helpers import tiny_run
 
 SMALL = {
@@ -130,7 +131,7 @@ def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
 
 
 def test_slow_steps_end_the_measurement(images, monkeypatch):
-    monkeypatch.setattr("snclr.api.pretrain.MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr("snclr.train.planning.run_plan.MEASURE_SECONDS", 0.0)
     assert plan(steps=10, data=str(images), **SMALL, probe_minutes=0).tried_steps == 1
 
 

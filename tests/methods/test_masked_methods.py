@@ -177,7 +177,7 @@ def test_the_encoder_is_registered_once_and_every_parameter_is_trained(name, opt
 def test_an_encoder_without_plain_patches_is_an_error(name, encoder):
     size = 32 if encoder == "resnet10-tiny" else 224
     config = resolve({"recipe": "demo", "method": name, "encoder": encoder, "image_size": size, "stem": "auto"})
-    with pytest.raises(UserError, match=f"method {name} masks the patches of a plain ViT, and {encoder} is none"):
+    with pytest.raises(UserError, match=f"method {name} masks the patches of a plain ViT, and {encoder} is not one"):
         build_method(config, encoder_spec(config))
 
 

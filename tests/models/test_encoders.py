@@ -192,7 +192,7 @@ def test_vit_options_are_refused_where_they_do_not_fit():
     with pytest.raises(UserError, match="192 channels"):
         resolve_encoder("vit_tiny", image_size=32, heads=5)
     for option in ({"heads": 4}, {"sincos": True}, {"freeze_patch_embed": True}):
-        with pytest.raises(UserError, match="resnet18 is none"):
+        with pytest.raises(UserError, match="resnet18 is not one"):
             resolve_encoder("resnet18", image_size=32, **option)
 
 

@@ -84,7 +84,7 @@ def test_invalid_grids_are_rejected(text, message):
 def test_conflicts_with_the_row_are_rejected():
     with pytest.raises(UserError, match="both set lr"):
         trials(["lr=0.1,0.2"], "snclr:lr=0.3")
-    with pytest.raises(UserError, match="momentum=auto, which is no number"):
+    with pytest.raises(UserError, match="momentum=auto, which is not a number"):
         trials(["momentum=x0.5,x1"], "snclr")
 
 

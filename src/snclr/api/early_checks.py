@@ -119,7 +119,7 @@ def check_labels(labels: str | Path) -> None:
 
 
 def check_device(device: str | None) -> None:
-    """Raise UserError for a name that is no device of any machine; whether this machine has it is checked later."""
+    """Raise UserError for a name that is not a device of any machine; whether this machine has it is checked later."""
     if device is not None and not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", device):
         hint = " (did you mean 'cuda'?)" if device.lower() in ("gpu", "nvidia", "cuda") else ""
         raise UserError(f"there is no device {device!r}{hint}; choose auto, cpu, cuda, cuda:1 … or mps")
@@ -134,6 +134,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     if _has_other_ranks():
         return ""
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
+    from snclr.data.read_check import unread_photos
     from snclr.models.names import check_spelling
     from snclr.train.config import require, resolve
     from snclr.train.load_run import config_for_resume
@@ -156,17 +157,6 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     check_folder(resolved.out)
     _check_local_images(resolved)
     return unread_photos(resolved.data)
-
-
-def unread_photos(data: str) -> str:
-    """Return a note about photographs of formats that are not read, if the data is a folder that is not large."""
-    from snclr.data.datasets.base import open_dataset
-    from snclr.data.datasets.folder import MIN_FILES, other_photos, split_folder
-
-    folder = Path(data).expanduser()
-    if not folder.is_dir() or len(open_dataset(data, split="train")) >= MIN_FILES:
-        return ""
-    return other_photos(split_folder(folder, "train")).strip()
 
 
 def _check_local_images(config: PretrainConfig) -> None:

@@ -31,7 +31,7 @@ WEIGHTS_NAME = "encoder.safetensors"
 CONFIG_NAME = "config.json"
 SCHEMA = 1
 
-# Without a classifier, timm mistakes weights of these for an older layout, renames their keys and fails.
+# Without a classifier, timm takes the weights of these for those of an older layout, renames their keys and fails.
 _NEEDS_CLASSIFIER = ("swin", "davit", "nextvit")
 
 _GIVE_A_RUN = "Give a run directory (--out of snclr pretrain)."

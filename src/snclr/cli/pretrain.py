@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from snclr.api.pretrain import RunPlan, plan, pretrain
+from snclr.api.pretrain import plan, pretrain
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table, size
 from snclr.errors import count, snclr_command
 
 if TYPE_CHECKING:
+    from snclr.train.planning.run_plan import RunPlan
     from snclr.train.pretrain import PretrainResult
 
 _PRETRAIN_EXAMPLES = """Examples:

@@ -143,7 +143,7 @@ class ViewLoader:
         return list(self._skips.values())
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the batches of steps start … stop - 1. Workers live as long as this iterator.
+        """Yield the batches of steps start … stop - 1. Workers end with this iterator.
 
         With remote images, a stop signal interrupts the wait for a batch and ends the iterator.
         """

@@ -1,13 +1,15 @@
-"""Check before training which images cannot be read."""
+"""Check before training which images cannot be read, and which photographs are of other formats."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from snclr.data.datasets.base import ArrayDataset, open_dataset
+from snclr.data.datasets.folder import MIN_FILES, other_photos, split_folder
 from snclr.data.decode import BadImage
 from snclr.data.sampler import epoch_order
 from snclr.runtime.progress import Progress
@@ -45,3 +47,11 @@ def check_images(
             if time.monotonic() - start > seconds:
                 break
     return ReadCheck(checked, unreadable)
+
+
+def unread_photos(data: str) -> str:
+    """Return a note about photographs of formats that are not read, if the data is a folder that is not large."""
+    folder = Path(data).expanduser()
+    if not folder.is_dir() or len(open_dataset(data, split="train")) >= MIN_FILES:
+        return ""
+    return other_photos(split_folder(folder, "train")).strip()

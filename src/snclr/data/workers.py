@@ -109,7 +109,7 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
     finally:
         our_end.close()
         del iterator  # ends the workers
-        # A feeder deletes the semaphores of its queue. If Python exited meanwhile, the resource tracker would complain.
+        # A feeder deletes the semaphores of its queue. If Python exited before, the resource tracker would warn.
         for feeder in feeders:
             feeder.join(_FEEDER_SECONDS)
 

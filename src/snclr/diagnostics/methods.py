@@ -78,7 +78,7 @@ def train_steps(task: PretrainTask) -> Tensor:
     if (scaler := task.fabric.strategy.precision.state_dict()) != {}:
         task.fabric.strategy.precision.load_state_dict({**scaler, "scale": START_SCALE})
     before = trained_weights(task)
-    with exact_float32(task.fabric.device), limit_threads(1):  # more threads slow down so small a network
+    with exact_float32(task.fabric.device), limit_threads(1):  # more threads slow down such a small network
         for batch in tiny_batches(task.config.method, task.config.image_size):
             task.training_step(on_device(batch, task.fabric.device))
     return trained_weights(task) - before

@@ -21,6 +21,7 @@ from snclr.errors import UserError, did_you_mean, first_line
 from snclr.recipes import get_recipe
 from snclr.runtime.device import pick_device
 from snclr.runtime.progress import set_status
+from snclr.runtime.settings import check_devices
 from snclr.runtime.stop import StopRequested
 
 CHECKS: dict[str, Callable[[Setup], Iterator[CheckRow]]] = {
@@ -76,10 +77,9 @@ def run_group(group: str, setup: Setup) -> list[CheckRow]:
 def count_ranks(kind: str, devices: str) -> int:
     """Return the ranks that the check "ranks" compares with one; auto: every GPU, or two on a CPU."""
     gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    check_devices(devices)
     if devices == "auto":
         return {"cuda": gpus, "cpu": 2}.get(kind, 1)
-    if not devices.isdigit() or int(devices) < 1:
-        raise UserError(f"devices must be auto or a number of at least 1, not {devices!r}")
     if kind == "cuda" and int(devices) > gpus:
         raise UserError(f"devices is {devices}, but this machine has {gpus} GPUs. Give at most {gpus}.")
     return int(devices)

@@ -1,6 +1,6 @@
 """Which ranks a job has: from torchrun or srun, else from `--devices` and `--nodes`.
 
-Fabric's own detection mistakes a SLURM allocation for a launch by srun, and expects equally many ranks per node.
+Fabric's own detection takes every SLURM allocation for a launch by srun, and needs equally many ranks per node.
 """
 
 from __future__ import annotations

@@ -140,6 +140,6 @@ def _write(session: Session, identity: dict[str, Any], numbers: dict[str, Any]) 
     if not session.cache:
         return
     path = _path(session.run, identity)
-    with contextlib.suppress(OSError, UserError):  # a cache that fails is no error
+    with contextlib.suppress(OSError, UserError):  # a failure of the cache is not an error
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({**numbers, "identity": identity}, indent=1) + "\n")

@@ -15,9 +15,9 @@ import numpy as np
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
 from snclr.data.decode import load_or_none
 from snclr.data.loader import Skip
+from snclr.data.same_images import is_same_dataset, source_of
 from snclr.data.splits import holds_out_test, take
 from snclr.errors import UserError, count
-from snclr.evaluation.retrieval.gallery import is_same_dataset, source_of
 from snclr.evaluation.session import EvalInputs, Session, data_of
 from snclr.io.hashing import sha256_file
 

@@ -38,6 +38,7 @@ from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec
 from snclr.runtime.device import check_precision, pick_device
 from snclr.runtime.progress import set_status
+from snclr.runtime.settings import check_devices
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.config import read_config
 
@@ -148,8 +149,7 @@ def report_errors_on_rank_zero() -> Iterator[None]:
 
 def _start(device: str, devices: str, nodes: int) -> str:
     """Return the device of this rank, after starting the other ranks if several are requested."""
-    if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
-        raise UserError(f"devices is {devices!r}; give a number of ranks of at least 1, or auto for all GPUs")
+    check_devices(devices)
     if nodes < 1:
         raise UserError(f"nodes is {nodes}; give at least 1")
     chosen = pick_device(device)

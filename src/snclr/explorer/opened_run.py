@@ -22,11 +22,13 @@ from snclr.checkpoint.run_dir import RunDir, open_run
 from snclr.checkpoint.snapshots import load_snapshot, snapshots
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
+from snclr.data.same_images import same_images
 from snclr.data.splits import Subset, has_own_test_split
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import (
     MEAN,
     STD,
+    VIEW_GROUPS,
     ViewSettings,
     color_views,
     crop_view,
@@ -37,7 +39,7 @@ from snclr.errors import UserError
 from snclr.evaluation.features import Features
 from snclr.evaluation.results import ExplainedTerm
 from snclr.evaluation.retrieval.explain import Views, explain_loss
-from snclr.evaluation.retrieval.gallery import Gallery, same_images
+from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.methods.common.queue import nearest_neighbors
@@ -254,7 +256,7 @@ class OpenedRun:
         if self.config is not None:
             views = view_settings(self.config)  # a plain view for the search may follow
             return views[0], views[min(1, len(views) - 1)]
-        return ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)
+        return VIEW_GROUPS["byol"]
 
     @property
     def seed(self) -> int:

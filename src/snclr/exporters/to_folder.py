@@ -57,7 +57,7 @@ encoder.eval()
         if spec.stem != "standard":
             return f"timm has no {spec.name} with the low-resolution stem {spec.stem!r}"
         if not timm_reads_folder(spec):
-            return f"timm mistakes weights of {spec.architecture} without a classifier for an older layout"
+            return f"timm reads weights of {spec.architecture} without a classifier as those of an older layout"
         return None
 
     def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:

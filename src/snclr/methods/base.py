@@ -124,7 +124,7 @@ class Method(nn.Module):
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of the views (N, 3, S, S) of images `ids` (N,) with `labels` (N,) if known.
 
-        There are two views, or one if the method masks patches. More follow if the settings ask for them: a plain view,
+        There are two views, or one if the method masks patches. More follow with some settings: a plain view,
         or local crops of another size.
         """
         raise NotImplementedError
@@ -132,8 +132,8 @@ class Method(nn.Module):
     def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the `loss_parts` losses whose sum is the loss of the step, and return the output of the step.
 
-        No two of them share a graph, and each is built when it is asked for. So if the backward pass of one runs before
-        the next is asked for, only the activations of one are in memory.
+        No two of them share a graph, and each is built when it is requested. So if the backward pass of one runs before
+        the next is requested, only the activations of one are in memory.
         """
         output = self(views, ids, epoch=epoch, labels=labels)
         yield output.loss

@@ -66,7 +66,7 @@ class DINO(MomentumMethod):
 
     @property
     def exported_encoder(self) -> nn.Module:
-        """The encoder of the teacher, unless the student's was asked for."""
+        """The encoder of the teacher, or of the student if `exported` is student."""
         return self.momentum_encoder if self.config.exported == "teacher" else self.encoder
 
     def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:

@@ -114,7 +114,7 @@ def resolve_encoder(
         model_args |= vit_args(name, model, image_size, heads, sincos=sincos, freeze=freeze_patch_embed)
     elif heads is not None or sincos or freeze_patch_embed:
         raise UserError(
-            f"heads, sincos and freeze_patch_embed need a plain timm ViT; {name} is none. Remove these options or"
+            f"heads, sincos and freeze_patch_embed need a plain timm ViT; {name} is not one. Remove these options or"
             " choose a ViT such as vit_small."
         )
     spec = EncoderSpec(

@@ -106,7 +106,7 @@ def set_drop_path(encoder: Any, rate: float, name: str) -> None:
     blocks = list(encoder.blocks) if is_vit(encoder) else []
     if not blocks or not all(hasattr(block, "drop_path1") and hasattr(block, "drop_path2") for block in blocks):
         raise UserError(
-            f"--drop-path needs a plain timm ViT; {name} is none. Omit it or choose a ViT such as vit_small."
+            f"--drop-path needs a plain timm ViT; {name} is not one. Omit it or choose a ViT such as vit_small."
         )
     for block, probability in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         block.drop_path1, block.drop_path2 = DropPath(probability), DropPath(probability)

@@ -25,6 +25,6 @@ SETTINGS = {
     "prototypes": 512,
     "views": "cifar",
     "workers": 1,
-    "threads": 1,  # a second thread does not speed up so narrow an encoder; the other core prepares the views
+    "threads": 1,  # a second thread does not speed up such a narrow encoder; the other core prepares the views
     "log_every": 10,
 }

@@ -144,6 +144,12 @@ def describe(config: Any) -> dict[str, Setting]:
     return settings
 
 
+def check_devices(devices: str) -> None:
+    """Raise UserError unless `devices` is "auto" or a number of ranks."""
+    if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
+        raise UserError(f"devices must be auto or a number of at least 1, not {devices!r}")
+
+
 def check_fields(config: Any, part: type | None = None) -> None:
     """Check every field of a frozen config dataclass, or those of its base `part`; call it from `__post_init__`."""
     for name, setting in describe(part or type(config)).items():

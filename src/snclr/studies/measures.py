@@ -113,7 +113,7 @@ def _linear_paper(job: dict[str, Any], config: PretrainConfig) -> dict[str, Any]
 
 
 def _finetune(job: dict[str, Any], config: PretrainConfig, percent: str) -> dict[str, Any]:
-    """Fine-tune on some per cent of the labels, with the defaults of `snclr finetune`."""
+    """Fine-tune on a percentage of the labels, with the defaults of `snclr finetune`."""
     with _session(job, config) as session:
         result = evaluate_finetune(
             session, **_images(job), labels=f"{percent}%", from_scratch=False, epochs=None, batch_size=256, lr=0.05,

@@ -27,7 +27,7 @@ ENVIRONMENT = MAY_CHANGE_ON_RESUME - {"init_from"}
 ASSIGNED = {
     "method": "use --methods",
     "seed": "use --seeds",
-    "resume": "the same command continues by itself",
+    "resume": "the same command continues the study",
     "overwrite": "finished runs are recognized by their settings",
 }
 """Settings that the study assigns to each run, and what to do instead of setting them."""
@@ -62,7 +62,7 @@ class Evaluation:
     fingerprint: str = ""
     """Digest of the labeled images."""
     measures: tuple[str, ...] = MEASURES
-    """knn, linear, linear-paper, finetune-1, finetune-10 (per cent of the labels), detect."""
+    """knn, linear, linear-paper, finetune-1, finetune-10 (percent of the labels), detect."""
     untrained: bool = False
     """Evaluate the random initial weights."""
     coco: str | None = None

@@ -103,7 +103,7 @@ class Study:
         }
 
     def own_epochs(self, row: Row) -> int:
-        """Return the epochs of a row by its settings, whatever the budget."""
+        """Return the epochs of a row by its settings, regardless of the budget."""
         return int(self._run(row, self.tune_seed, self.evaluation).settings["epochs"])
 
     def trials(self, row: Row) -> list[Trial]:

@@ -120,7 +120,7 @@ def build_method(
         zero_init_residual(encoder)
     if config.method_config.masks_patches and not has_plain_patches(encoder):
         raise UserError(
-            f"method {config.method} masks the patches of a plain ViT, and {config.encoder} is none. Choose a ViT"
+            f"method {config.method} masks the patches of a plain ViT, and {config.encoder} is not one. Choose a ViT"
             " such as --encoder vit_tiny, or another --method."
         )
     offered = {"classes": classes, "images": images, "seed": config.seed}

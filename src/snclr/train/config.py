@@ -27,6 +27,7 @@ from snclr.runtime.settings import (
     Range,
     Setting,
     Settings,
+    check_devices,
     check_fields,
     current_name,
     describe,
@@ -190,8 +191,7 @@ class PretrainConfig(OutputConfig, HardwareConfig, OptimConfig, ViewConfig, Enco
                 f"warmup_epochs={self.warmup_epochs:g} must be below epochs={self.epochs}. Lower the first or raise the"
                 " second."
             )
-        if self.devices != "auto" and not (self.devices.isdigit() and int(self.devices) >= 1):
-            raise UserError(f"devices must be auto or a number of at least 1, not {self.devices!r}")
+        check_devices(self.devices)
         if self.compile and (self.micro_batch or self.activation_checkpointing):
             raise UserError(
                 "compile excludes micro_batch and activation_checkpointing: torch.compile decides what is computed"

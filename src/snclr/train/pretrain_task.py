@@ -149,7 +149,7 @@ class PretrainTask(LoaderTask):
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
 
     def _check_pulled(self, step: int, share: float | None) -> None:
-        """Warn once, after a whole epoch in which fewer than half of the neighbors were pulled: it may be passing."""
+        """Warn once, after a whole epoch in which fewer than half of the neighbors were pulled; single steps vary."""
         if share is None or share >= 0.5:
             self._pushed_since = None
         elif self._pushed_since is None:

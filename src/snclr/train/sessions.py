@@ -32,7 +32,7 @@ def record_session(run: RunDir, device: torch.device, ranks: int) -> Iterator[No
     try:
         yield
     finally:
-        with contextlib.suppress(OSError, UserError):  # a time is not worth failing a run, e.g. on a full disk
+        with contextlib.suppress(OSError, UserError):  # a missing time must not fail the run, e.g. on a full disk
             append_jsonl(run.sessions, {"event": "end", "time": _now(), "seconds": time.monotonic() - began})
 
 

@@ -1,6 +1,6 @@
 """`fused_color` compiled by torch.compile for NVIDIA and AMD GPUs, or None if it cannot be compiled.
 
-A shape has its own kernels, whatever shapes came before (`dynamic=False`), so that a resumed run computes the same
+Each shape has its own kernels (`dynamic=False`), so that a resumed run computes the same
 bits.
 """
 

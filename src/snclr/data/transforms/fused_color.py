@@ -27,7 +27,7 @@ _SLOTS, _MEAN_SLOTS = 6, 4  # half of them before hue
 
 def _slots_of_orders() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return for each of the 24 orders: the operation in each slot (24, 6), the same for the operations before contrast
-    (24, 4), and whether hue is before contrast (24,). −1 is no operation.
+    (24, 4), and whether hue is before contrast (24,). −1: no operation.
     """
     slots, mean_slots, hue_first = [], [], []
     for order in itertools.permutations(range(4)):

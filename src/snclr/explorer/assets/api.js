@@ -1,4 +1,4 @@
-// Requests to the server. Values that are still computed answer 202 with their progress and are asked for again.
+// Requests to the server. Values that are still computed answer 202 with their progress and are requested again.
 // In a static folder the same values come from script files.
 
 const POLL_MILLISECONDS = 350;

@@ -214,7 +214,7 @@ function drawQuery(aside, app, params, answer, k) {
   );
 }
 
-// Draw a box with the pointer; a click is no box.
+// Draw a box with the pointer; a click is not a box.
 function boxDrawing(frame, image, params) {
   let start = null;
   const box = h("div", { class: "box", hidden: true });

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,17 +13,10 @@ from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap
 from snclr.explorer.explorer import COMPARED, SAMPLE, Explorer, ImageRef
 from snclr.explorer.jobs import Job
-from snclr.explorer.screens.timeline import kept_steps, mean_purity, step_graph
+from snclr.explorer.screens.timeline import SampleGraph, kept_steps, mean_purity, step_graph
 
 K = 10
 _PIXEL_SIDE = 16
-
-
-class Side(NamedTuple):
-    """The neighbors of the sampled images by one encoder: ids (m,) and the graph over their rows."""
-
-    ids: Tensor
-    graph: Graph
 
 
 def encoders(explorer: Explorer) -> list[dict[str, str]]:
@@ -43,24 +36,24 @@ def default_other(explorer: Explorer) -> str:
     return encoders(explorer)[1]["name"]
 
 
-def _side(explorer: Explorer, name: str, count: int) -> Side:
+def _side(explorer: Explorer, name: str, count: int) -> SampleGraph:
     """Return the neighbors among `count` images by one encoder, or raise Pending."""
     titles = {each["name"]: each["title"] for each in encoders(explorer)}
     if name not in titles:
         raise UserError(f"there is no encoder {name!r} to compare; choose from {', '.join(titles)}")
 
-    def compute(job: Job) -> Side:
+    def compute(job: Job) -> SampleGraph:
         sample = explorer.sample(count)
         if name.startswith("step-"):
             found = step_graph(explorer, explorer.run, int(name.removeprefix("step-")))
-            return Side(found.ids, Graph(found.graph.cosine[:, :K], found.graph.index[:, :K]))
+            return found._replace(graph=Graph(found.graph.cosine[:, :K], found.graph.index[:, :K]))
         if name == "pixels":
             ids, features = _pixels(explorer, sample, job)
         else:
             matrix = explorer.features(explorer.opened(name), "encoder")
             rows = torch.tensor([r for i in sample.tolist() if (r := matrix.row_of.get(i)) is not None])
             ids, features = matrix.ids[rows], matrix.features[rows]
-        return Side(ids, neighbor_graph(features, K, job.report))
+        return SampleGraph(ids, neighbor_graph(features, K, job.report), features)
 
     return explorer.jobs.get(f"compare/{name}/{count}", f"neighbors by {titles[name]}", compute)
 

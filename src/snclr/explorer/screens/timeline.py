@@ -23,8 +23,8 @@ HISTORY_K = 8
 MAX_STEPS = 24
 
 
-class StepGraph(NamedTuple):
-    """The neighbors of the sampled images by one kept encoder: ids (m,) and the graph over their rows."""
+class SampleGraph(NamedTuple):
+    """The neighbors of the sampled images by one encoder: ids (m,), the graph over their rows, and features (m, D)."""
 
     ids: Tensor
     graph: Graph
@@ -40,20 +40,20 @@ def kept_steps(run: OpenedRun) -> list[int]:
     return [steps[i] for i in chosen]
 
 
-def step_graph(explorer: Explorer, run: OpenedRun, step: int) -> StepGraph:
+def step_graph(explorer: Explorer, run: OpenedRun, step: int) -> SampleGraph:
     """Return the neighbors by a kept encoder, or raise Pending."""
     paths = dict(run.kept_encoders())
     if step not in paths:
         raise UserError(f"the run keeps no checkpoint of step {step}")
 
-    def compute(job: Job) -> StepGraph:
+    def compute(job: Job) -> SampleGraph:
         matrix: Matrix = run.kept_features(step, paths[step], sample(explorer.images.dataset, SAMPLE), job.report)
-        return StepGraph(explorer.sample()[matrix.ids], neighbor_graph(matrix.features, K), matrix.features)
+        return SampleGraph(explorer.sample()[matrix.ids], neighbor_graph(matrix.features, K), matrix.features)
 
     return explorer.jobs.get(f"step/{run.name}/{step}", f"features of the encoder at step {step:,}", compute)
 
 
-def step_graphs(explorer: Explorer, run: OpenedRun) -> dict[int, StepGraph]:
+def step_graphs(explorer: Explorer, run: OpenedRun) -> dict[int, SampleGraph]:
     """Return the neighbors by each kept encoder, by step, or raise Pending."""
     steps = kept_steps(run)
     if not steps:

@@ -13,8 +13,8 @@ from snclr.methods.common.hashing import NEGATIVES, hash_below
 class MemoryBank(nn.Module):
     """The moving average of the features of each of `images` images, by image id.
 
-    It starts empty: an image without an entry is no negative. The bank is part of `state_dict()`. The negatives are a
-    function of the seed and the number of updates, so they are the same on all ranks and after a resume.
+    It starts empty: an image without an entry is not a negative. The bank is part of `state_dict()`. The negatives are
+    a function of the seed and the number of updates, so they are the same on all ranks and after a resume.
 
     >>> bank = MemoryBank(images=3, dim=2, seed=0)
     >>> bank.update(torch.eye(2), torch.tensor([2, 0]), momentum=0.5)
@@ -41,7 +41,7 @@ class MemoryBank(nn.Module):
     def negatives(self, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Draw `count` entries (K, D) for the step, or take all if there are no more.
 
-        The second tensor (N, K) is True where an entry is no negative of the image: its own entry or an empty one.
+        The second tensor (N, K) is True where an entry is not a negative of the image: its own entry or an empty one.
         """
         images = len(self.features)
         if images <= count:

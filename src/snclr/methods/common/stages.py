@@ -30,7 +30,7 @@ def stage_features(encoder: nn.Module, images: Tensor) -> list[Tensor]:
 
 
 def stage_widths(encoder: nn.Module, method: str) -> list[int]:
-    """Return the channels of the four stages; raise UserError if the encoder is no ResNet."""
+    """Return the channels of the four stages; raise UserError if the encoder is not a ResNet."""
     from timm.models.resnet import ResNet as TimmResNet
     from torchvision.models.resnet import ResNet
 

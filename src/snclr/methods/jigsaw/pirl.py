@@ -75,8 +75,8 @@ class PIRL(Method):
 def nce_loss(v: Tensor, m: Tensor, negatives: Tensor, excluded: Tensor, *, tau: float) -> Tensor:
     """Eq. 4: −log h(m) − Σ_n log(1 − h(n)) with h(x) = exp(v·x/τ) / (exp(v·m/τ) + Σ_n exp(v·n/τ)) of Eq. 3.
 
-    v and m (N, D) and the negatives n (K, D) are normalized; `excluded` (N, K) is True where n is no negative. Without
-    negatives, loss and gradient are 0.
+    v and m (N, D) and the negatives n (K, D) are normalized; `excluded` (N, K) is True where n is not a negative.
+    Without negatives, loss and gradient are 0.
     """
     positive = (v * m).sum(dim=1, keepdim=True) / tau
     negative = (v @ negatives.T / tau).masked_fill(excluded, -torch.inf)

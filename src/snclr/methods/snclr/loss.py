@@ -160,7 +160,7 @@ class WeightedLoss(NamedTuple):
 
     rows: Tensor  # (N,)
     w: Tensor  # (N, K)
-    pulled: Tensor | None  # (N, K) bool; None if neighbors are no positives
+    pulled: Tensor | None  # (N, K) bool; None if neighbors are not positives
 
 
 def weighted_loss(logits: NeighborLogits, w: Tensor, *, form: str, sides: str, pull: bool = False) -> WeightedLoss:
@@ -214,7 +214,7 @@ class SoftNeighborOutput(NamedTuple):
     loss: Tensor  # ()
     neighbors: Neighbors
     w: Tensor  # (N, K), detached
-    pulled: Tensor | None  # (N, K) bool; None if neighbors are no positives
+    pulled: Tensor | None  # (N, K) bool; None if neighbors are not positives
 
 
 class SoftNeighborLoss(nn.Module):

@@ -16,13 +16,11 @@ from snclr.data.decode import RGBImage
 from snclr.evaluation.detection.batches import load_image, object_mask
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.scoring import Detection
-from snclr.reports.figures.drawing import FAINT, INK, new_figure, save_png
+from snclr.reports.figures.drawing import FAINT, INK, PALETTE, new_figure, save_png
 from snclr.reports.text import visible
 
 _PAIRS_PER_ROW = 2
 _MASK_OPACITY = 0.45
-# The colorblind-safe palette of Okabe and Ito without black.
-_COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def blend(image: RGBImage, objects: Sequence[DrawnObject]) -> RGBImage:
     """Overlay the masks in the objects' colors, the first object on top."""
     if not objects:
         return image
-    colors = [_COLORS[number % len(_COLORS)] for number in range(len(objects))]
+    colors = [PALETTE[number % len(PALETTE)] for number in range(len(objects))]
     masks = torch.from_numpy(np.stack([one.mask for one in objects])).bool()
     pixels = torch.from_numpy(image).permute(2, 0, 1)
     drawn = draw_segmentation_masks(pixels, masks.flip(0), alpha=_MASK_OPACITY, colors=colors[::-1])
@@ -94,7 +92,7 @@ def _draw_objects(axis: Any, image: RGBImage, objects: Sequence[DrawnObject]) ->
     axis.imshow(blend(image, objects), interpolation="antialiased")
     for number, one in enumerate(objects):
         left, top, width, height = one.box
-        color = _COLORS[number % len(_COLORS)]
+        color = PALETTE[number % len(PALETTE)]
         axis.add_patch(Rectangle((left - 0.5, top - 0.5), width, height, fill=False, edgecolor=color, linewidth=1.6))
         axis.text(
             left, max(top, 0), one.name if one.score is None else f"{one.name} {one.score:.2f}", color="black",

@@ -15,6 +15,8 @@ from snclr.io.atomic import write_atomic
 from snclr.reports.thumbnails import center_square
 
 INK, FAINT, GRID = "#1d232b", "#6b7480", "#e7eaee"
+PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+"""The colorblind-safe palette of Okabe and Ito, without black."""
 EDGE_COLORS = {True: "#1f9d57", False: "#d6453d", None: "#c9ced6"}
 """Edge of a neighbor: same class, another class, unknown."""
 _GAP, _HEADING, _LEGEND = 0.24, 0.62, 0.3  # inches

@@ -58,7 +58,7 @@ def _overlap_note(
 ) -> str:  # fmt: skip
     """Return a note if test images are trained on. Images are compared: --eval-data may be a copy of --data."""
     from snclr.data.datasets.base import open_dataset
-    from snclr.evaluation.retrieval.gallery import same_images
+    from snclr.data.same_images import same_images
 
     if evaluation.data is None and evaluation.test is None:
         return _HELD_OUT if len(train) < info.images else ""

@@ -126,7 +126,7 @@ def _value(row: Row, name: str, value: Any, resolved: Mapping[str, Any]) -> Any:
         return value
     own = resolved[name]
     if isinstance(own, bool) or not isinstance(own, (int, float)):
-        raise UserError(f"--tune {name}={value}: {row.label!r} has {name}={own}, which is no number. Give values.")
+        raise UserError(f"--tune {name}={value}: {row.label!r} has {name}={own}, which is not a number. Give values.")
     return max(1, round(own * value.factor)) if isinstance(own, int) else float(f"{own * value.factor:.6g}")
 
 

@@ -23,7 +23,7 @@ SMALL_VIT = {"encoder": "vit4-tiny", "stem": "auto"}
 
 @dataclass(frozen=True)
 class System:
-    """A row of a table: its label in the paper, the method that makes it here, and its results in per cent."""
+    """A row of a table: its label in the paper, the method that makes it here, and its results in percent."""
 
     label: str
     method: str
