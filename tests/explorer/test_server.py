@@ -458,9 +458,7 @@ def test_views_are_those_of_training(client, trained, images):
     dataset = open_dataset(str(images))
     with open_session(trained, device="cpu", quiet=True) as session:
         run = OpenedRun("a", trained, session)
-    loader = ViewLoader(
-        dataset, views=view_settings(run.config), image_size=16, batch_size=16, seed=run.seed, channels_last=False
-    )
+    loader = ViewLoader(dataset, views=view_settings(run.config), image_size=16, batch_size=16, seed=run.seed)
     batch = next(loader.batches(start=4, stop=5))  # of epoch 1
     row = 3
     for view in (0, 1):

@@ -199,7 +199,7 @@ def test_tuning_is_equal_for_all_rows_and_uses_no_test_images(workers, common):
         ({"study": "table-9"}, "there is no study 'table-9'"),
         ({"seed": 1}, "use --seeds"),
         ({"method": "snclr"}, "use --methods"),
-        ({"resume": True}, "continues by itself"),
+        ({"resume": True}, "continues the study"),
         ({"jobs": 0}, "--jobs"),
         ({"data": ""}, "data is missing"),
         ({"epoch": 3}, "did you mean 'epochs'"),

@@ -23,8 +23,7 @@ from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.image_cache import ImageCache
 from snclr.data.remote.retry import until_stopped
-from snclr.data.sampler import Ids, batch_ids, steps_per_epoch
-from snclr.data.transforms.rng import REPLACEMENT, uniforms
+from snclr.data.sampler import Ids, batch_ids, steps_per_epoch, with_replacements
 from snclr.data.transforms.views import ViewSettings, color_views, crop_images, crop_views
 from snclr.data.workers import in_thread, read_items
 from snclr.errors import UserError
@@ -109,7 +108,6 @@ class ViewLoader:
         rank: int = 0,
         world_size: int = 1,
         device: torch.device | str = "cpu",
-        channels_last: bool = True,
         max_bad_share: float = 0.1,
         cache_bytes: int = 0,
     ) -> None:
@@ -131,7 +129,6 @@ class ViewLoader:
         self._stage1 = CropSteps(dataset, views, sides, batch_size, seed, rank, world_size, cache)
         self._workers = workers
         self._device = torch.device(device)
-        self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._max_bad_share = max_bad_share
         self._seen = np.zeros(len(dataset), dtype=np.bool_)
         self._skips: dict[int, Skip] = {}  # by index, in the order of `skipped`
@@ -204,7 +201,7 @@ class ViewLoader:
                     epoch=crops.epoch,
                     ids=crops.ids,
                     view=v,
-                    memory_format=self._memory_format,
+                    memory_format=torch.channels_last,
                 )
                 for v in range(len(settings))
             )
@@ -303,7 +300,7 @@ class CropSteps(Dataset[Crops]):
 
     def _load(self, epoch: int, index: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
         """Return the image of this index, or the first readable replacement, with its index; add bad ones to `bad`."""
-        for candidate in self._candidates(epoch, index):
+        for candidate in with_replacements(index, len(self.dataset), self.seed, epoch, tries=_REPLACEMENT_TRIES):
             if candidate not in bad:
                 try:
                     return candidate, self._decoded(candidate)
@@ -319,9 +316,3 @@ class CropSteps(Dataset[Crops]):
             if self.cache is not None:
                 self.cache.add(index, image)
         return image
-
-    def _candidates(self, epoch: int, index: int) -> Iterator[int]:
-        """Yield the index itself, then random replacements."""
-        yield index
-        for number in uniforms(self.seed, epoch, np.array([index]), REPLACEMENT, _REPLACEMENT_TRIES)[0]:
-            yield int(number * len(self.dataset))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from snclr.data.transforms.rng import ORDER, SHARD_ORDER, hash_bits, uniforms
+from snclr.data.transforms.rng import ORDER, REPLACEMENT, SHARD_ORDER, hash_bits, uniforms
 from snclr.errors import UserError, count
 
 Ids = npt.NDArray[np.int64]
@@ -76,6 +76,13 @@ def batch_ids(
     epoch, step_in_epoch = divmod(step, steps_per_epoch(length, batch_size))
     permutation = cached_epoch_order(length, seed, epoch) if order is None else order(seed, epoch)
     return epoch, permutation[step_in_epoch * batch_size : (step_in_epoch + 1) * batch_size]
+
+
+def with_replacements(index: int, length: int, seed: int, epoch: int, *, tries: int) -> Iterator[int]:
+    """Yield an image id, then random ids of the dataset that replace it if the image is bad."""
+    yield index
+    for number in uniforms(seed, epoch, np.array([index]), REPLACEMENT, tries)[0]:
+        yield int(number * length)
 
 
 @functools.lru_cache(maxsize=2)  # consecutive steps need the same epoch, or the next one

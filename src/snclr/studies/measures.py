@@ -69,9 +69,8 @@ def _on_features(job: dict[str, Any], config: PretrainConfig, wanted: list[str])
         results["linear"] = linear_cached(*sets, data=description)
     for name, result in results.items() if rank_and_size()[0] == 0 else ():
         kind = "linear-cached" if name == "linear" else name
-        append_result(job["folder"], kind, {"top1": result.top1, "top5": result.top5}, result.protocol)
-    numbers = {name: result.top1 for name, result in results.items()}
-    numbers |= {f"{name}_top5": result.top5 for name, result in results.items() if result.top5 is not None}
+        append_result(job["folder"], kind, result.numbers, result.protocol)
+    numbers = {key: v for name, one in results.items() for key, v in _accuracies(name, one.top1, one.top5).items()}
     return numbers, {name: result.protocol for name, result in results.items()}
 
 

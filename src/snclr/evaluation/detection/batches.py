@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from snclr.data.decode import BadImage, RGBImage, decode
-from snclr.data.sampler import batch_ids
-from snclr.data.transforms.rng import REPLACEMENT, uniforms
+from snclr.data.sampler import batch_ids, with_replacements
+from snclr.data.transforms.rng import uniforms
 from snclr.evaluation.detection.annotations import CocoObject, rle_runs
 from snclr.evaluation.detection.coco import CocoSet
 from snclr.evaluation.detection.settings import DetectSettings
@@ -157,8 +157,7 @@ class DetectionSteps(Dataset[StepSamples]):
     def _sample(self, epoch: int, wanted: int, bad: dict[int, str]) -> Sample | None:
         """Return the sample of an image, or of its first readable replacement; collect the unreadable ones in `bad`."""
         s = self.settings
-        replacements = uniforms(s.seed, epoch, np.array([wanted]), REPLACEMENT, _REPLACEMENT_TRIES)[0]
-        for number in (wanted, *(int(u * len(self.coco)) for u in replacements)):
+        for number in with_replacements(wanted, len(self.coco), s.seed, epoch, tries=_REPLACEMENT_TRIES):
             if number in bad:
                 continue
             try:

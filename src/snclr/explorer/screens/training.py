@@ -12,6 +12,7 @@ from snclr.explorer.jobs import Job
 from snclr.explorer.opened_run import METRIC_NAMES, OpenedRun
 from snclr.io.jsonl import is_finite_number, read_jsonl
 from snclr.reports.run_state import read_alerts
+from snclr.train.health import effective_rank
 from snclr.train.metrics import read_metrics
 
 MAX_POINTS = 600
@@ -72,11 +73,10 @@ def spectrum(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
             torch.linspace(0, len(features.ids) - 1, min(len(features.ids), _SPECTRUM_ROWS)).long()
         ]
         values = torch.linalg.svdvals((rows - rows.mean(dim=0)).double())
-        share = values / values.sum().clamp(min=1e-300)
         energy = (values**2).cumsum(0) / (values**2).sum().clamp(min=1e-300)
         return {
             "values": (values / values[0].clamp(min=1e-300)).tolist(),
-            "effective_rank": float(torch.special.entr(share).sum().exp()),
+            "effective_rank": effective_rank(rows),
             "dims": features.features.shape[1],
             "for_90_percent": int((energy < 0.9).sum()) + 1,
             "images": len(rows),
