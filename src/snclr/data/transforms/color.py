@@ -19,7 +19,7 @@ def brightness(x: Tensor, factor: Tensor) -> Tensor:
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
     """Move the images away from (factor > 1) or toward (factor < 1) their mean gray."""
     # A sum of integers is the same in any order; 2^-20 is far below a gray level (1/255).
-    fixed = (gray(x) * 2**20).round_().to(torch.int64)
+    fixed = gray(x).mul_(2**20).round_().to(torch.int64)
     mean = fixed.sum(dim=(1, 2, 3)).to(x.dtype) * (2.0**-20 / (x.shape[2] * x.shape[3]))
     return _blend(x, _wide(mean), factor)
 
@@ -32,13 +32,17 @@ def saturation(x: Tensor, factor: Tensor) -> Tensor:
 def hue(x: Tensor, shift: Tensor) -> Tensor:
     """Shift the hue by -0.5 to 0.5 of the color circle."""
     r, g, b = x.unbind(1)
-    value = x.amax(1)
-    chroma = value - x.amin(1)
-    safe = torch.where(chroma == 0, 1.0, chroma)
+    value = torch.maximum(torch.maximum(r, g), b)
+    chroma = value - torch.minimum(torch.minimum(r, g), b)
+    # Masks of 0 and 1: `torch.where` is slow on a CPU.
+    red = _equal(value, r)
+    green = _equal(value, g).mul_(1 - red)
+    blue = (1 - red).sub_(green)
     # The hue in sixths of a turn: 0 is red, 2 green, 4 blue.
-    turn = torch.where(value == r, (g - b) / safe, torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4))
-    turn = turn + shift.view(-1, 1, 1) * 6
-    return torch.stack([_channel(value, chroma, turn + offset) for offset in (5, 3, 1)], 1).clamp_(0, 1)
+    turn = (g - b).mul_(red).add_((b - r).mul_(green)).add_((r - g).mul_(blue))
+    turn.div_(chroma + _equal(chroma, 0))
+    turn.add_(green.mul_(2)).add_(blue.mul_(4)).add_(shift.view(-1, 1, 1) * 6)
+    return torch.stack([_channel(value, chroma, turn + offset) for offset in (5, 3, 1)], 1)
 
 
 def gray(x: Tensor) -> Tensor:
@@ -48,7 +52,7 @@ def gray(x: Tensor) -> Tensor:
 
 def solarize(x: Tensor) -> Tensor:
     """Invert the pixels at or above one half."""
-    return torch.where(x >= 0.5, 1 - x, x)
+    return torch.minimum(x, 1 - x)
 
 
 def blur_weights(sigma: Tensor, kernel: int, height: int, width: int) -> Tensor:
@@ -63,9 +67,8 @@ def blur(x: Tensor, weights: Tensor) -> Tensor:
     """Apply Gaussian blur with `blur_weights` (n, reach + 1) in the precision of x, with reflection padding."""
     if x.device.type != "cpu":
         return blur_by_products(x, weights)
-    chunk = max(1, 2**20 // x[0].numel())  # chunks that fit the CPU cache make this three times as fast
-    parts = zip(torch.split(x, chunk), torch.split(weights, chunk), strict=True)
-    return torch.cat([_convolve(_convolve(part, w, axis=3), w, axis=2) for part, w in parts])
+    weights = weights[:, : max(1, int((weights != 0).any(0).sum()))]  # the others add 0
+    return _convolve(_convolve(x, weights, axis=3), weights, axis=2)
 
 
 def blur_by_products(x: Tensor, weights: Tensor) -> Tensor:
@@ -92,21 +95,26 @@ def _convolve(x: Tensor, weights: Tensor, axis: int) -> Tensor:
     reach, size = weights.shape[1] - 1, x.shape[axis]
     padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
     padded = torch.nn.functional.pad(x, padding, mode="reflect")
-    out = x * _wide(weights[:, 0])
+    out, both = x * _wide(weights[:, 0]), torch.empty_like(x)
     for k in range(1, reach + 1):
-        both = padded.narrow(axis, reach - k, size) + padded.narrow(axis, reach + k, size)
+        torch.add(padded.narrow(axis, reach - k, size), padded.narrow(axis, reach + k, size), out=both)
         out += both.mul_(_wide(weights[:, k]))
     return out
 
 
+def _equal(a: Tensor, b: Tensor | float) -> Tensor:
+    """Return 1 where a equals b, else 0, in the type of a: on a CPU several times as fast as a tensor of booleans."""
+    return torch.eq(a, b, out=torch.empty_like(a))
+
+
 def _channel(value: Tensor, chroma: Tensor, turn: Tensor) -> Tensor:
     """Return one color channel from value, chroma and a hue in sixths, offset 5, 3 or 1 for red, green or blue."""
-    turn = turn - 6 * torch.floor(turn / 6)
-    return value - chroma * torch.minimum(turn, 4 - turn).clamp_(0, 1)
+    turn -= 6 * torch.floor(turn / 6)
+    return value.sub(torch.minimum(turn, 4 - turn).clamp_(0, 1).mul_(chroma)).clamp_(0, 1)
 
 
 def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    return (x * _wide(factor) + other * _wide(1 - factor)).clamp_(0, 1)
+    return (x * _wide(factor)).add_(other * _wide(1 - factor)).clamp_(0, 1)
 
 
 def _wide(values: Tensor) -> Tensor:

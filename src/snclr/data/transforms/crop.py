@@ -58,8 +58,7 @@ def crop_image(image: RGBImage, box: npt.NDArray[Any], flip: bool, size: int) ->
     resized = Image.fromarray(image).resize(
         (size, size), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
     )
-    crop = np.array(resized)
-    return crop[:, ::-1] if flip else crop
+    return np.array(resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else resized)
 
 
 def crop_batch(images: RGBImage, boxes: Boxes, flips: npt.NDArray[np.bool_], size: int) -> Tensor:

@@ -123,8 +123,10 @@ def local_view(first: ViewSettings) -> ViewSettings:
 
 
 # Values of the images that a CPU transforms at once, on one thread: they stay in its cache from one transform to the
-# next, and no thread waits for another, which is slow while the workers use all cores.
+# next, and no thread waits for another, which is slow while the workers use all cores. Larger images are transformed
+# one by one: no copies of the images that a transform changes, and temporary tensors are reused by malloc.
 _CHUNK_VALUES = 2**20
+_LARGE_VALUES = 2**17
 # Positions of the random numbers of a view.
 _FLIP = crops.CROP_NUMBERS
 _JITTER, _ORDER, _GRAY, _BLUR, _SIGMA, _SOLARIZE = range(_FLIP + 1, _FLIP + 7)
@@ -200,7 +202,8 @@ def color_views(
     if images.device.type != "cpu":
         return _color_rows(images, settings, numbers).contiguous(memory_format=memory_format)
     out = torch.empty(images.shape, memory_format=memory_format)
-    chunk = max(1, _CHUNK_VALUES // images.shape[1:].numel())
+    values = images.shape[1:].numel()
+    chunk = 1 if values >= _LARGE_VALUES else max(1, _CHUNK_VALUES // values)
     with threads_for(images[:chunk].numel()):
         for start in range(0, len(images), chunk):
             rows = slice(start, start + chunk)
@@ -222,16 +225,16 @@ def _color_rows(images: Tensor, settings: ViewSettings, numbers: Floats) -> Tens
     x = images.float().div_(255)
     for position, part in itertools.product(range(4), range(4)):
         if f"{position}.{part}" in rows:
-            _change_(x, rows[f"{position}.{part}"], functools.partial(_distort, part, factors[:, part]))
+            x = _change(x, rows[f"{position}.{part}"], functools.partial(_distort, part, factors[:, part]))
     if settings.pycontrast:
-        _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
+        x = _change(x, rows["blur"], lambda part, _: color.blur(part, weights))
     if settings.randaugment:
         operations = randaugment.PYCONTRAST if settings.pycontrast else randaugment.OPERATIONS
         x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment, operations)
-    _change_(x, rows["gray"], lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
+    x = _change(x, rows["gray"], lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
     if not settings.pycontrast:
-        _change_(x, rows["blur"], lambda part, _: color.blur(part, weights))
-    _change_(x, rows["solarize"], lambda part, _: color.solarize(part))
+        x = _change(x, rows["blur"], lambda part, _: color.blur(part, weights))
+    x = _change(x, rows["solarize"], lambda part, _: color.solarize(part))
     return _normalize_(x)
 
 
@@ -333,10 +336,13 @@ def _distort(part: int, factors: Tensor, images: Tensor, rows: Tensor) -> Tensor
     return (color.brightness, color.contrast, color.saturation, color.hue)[part](images, factors[rows])
 
 
-def _change_(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Replace the images `rows` of x in place by change(images, rows)."""
+def _change(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Replace the images `rows` of x, in place unless they are all, by change(images, rows)."""
+    if len(rows) == len(x):
+        return change(x, rows)
     if len(rows):
         x.index_copy_(0, rows, change(x.index_select(0, rows), rows))
+    return x
 
 
 @functools.lru_cache(maxsize=4)
