@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
+from snclr.distributed import sync_batch_norm
 from tests.distributed.batch_norm_cases import CASES, build
 from tests.distributed.launcher import run
 
@@ -30,3 +32,15 @@ def test_it_is_batch_norm_of_the_whole_batch(found, name):
     torch.testing.assert_close(found[name]["state"], norm.state_dict(), **close)
     if norm.track_running_stats:  # without them, evaluation uses the statistics of each rank's own batch
         torch.testing.assert_close(found[name]["evaluated"], norm.eval()(x).detach(), **close)
+
+
+@pytest.mark.parametrize(
+    "name", ["test_efficientnet", "regnetx_002", "densenet121", "mobilenetv3_small_050", "resnetv2_18"]
+)
+def test_a_model_with_activations_in_its_norms_keeps_its_outputs(name, monkeypatch):
+    model, x = timm.create_model(name, num_classes=0).eval(), torch.randn(2, 3, 64, 64)
+    expected = model(x)
+    monkeypatch.setattr(sync_batch_norm, "is_distributed", lambda: True)
+    sync_batch_norm.synchronize_batch_norm(model)
+    assert any(isinstance(layer, sync_batch_norm.SyncBatchNorm) for layer in model.modules())
+    assert torch.equal(model(x), expected)
