@@ -37,6 +37,7 @@ def show_doctor(result: DoctorResult) -> None:
             print(f"    {detail}")
     summary = ", ".join(f"{number} {outcome}" for outcome, number in result.counts.items())
     print(f"\n{result.device}: {count(len(result.rows), 'check')} in {result.seconds:.0f} s: {summary}")
+    print("seconds: " + ", ".join(f"{group} {seconds:.0f}" for group, seconds in result.group_seconds.items()))
 
 
 COMMANDS = {"doctor": Command(function=doctor, show=show_doctor, examples=_EXAMPLES)}

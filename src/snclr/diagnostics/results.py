@@ -34,7 +34,13 @@ class DoctorResult:
 
     device: str
     rows: tuple[CheckRow, ...]
-    seconds: float
+    group_seconds: dict[str, float]
+    """Seconds that each group of checks took."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all checks."""
+        return sum(self.group_seconds.values())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -53,7 +59,7 @@ class DoctorResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {**asdict(self), "counts": self.counts, "exit_code": self.exit_code}
+        return {**asdict(self), "seconds": self.seconds, "counts": self.counts, "exit_code": self.exit_code}
 
 
 def at_most(group: str, name: str, number: float, limit: float, *, advice: str, **more: Any) -> CheckRow:

@@ -52,13 +52,16 @@ def diagnose(
     kind = device.partition(":")[0]
     recipe = recipe or ("resnet50-imagenet" if kind == "cuda" else "demo")
     get_recipe(recipe)
-    start, rows = time.monotonic(), []
+    rows: list[CheckRow] = []
+    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="snclr-doctor-") as folder:
         setup = Setup(device, count_ranks(kind, devices), recipe, quick, Path(folder))
         for group in only or CHECKS:
             set_status(f"checking {group}")
+            start = time.monotonic()
             rows += run_group(group, setup)
-    return DoctorResult(device, tuple(rows), time.monotonic() - start)
+            seconds[group] = time.monotonic() - start
+    return DoctorResult(device, tuple(rows), seconds)
 
 
 def run_group(group: str, setup: Setup) -> list[CheckRow]:
