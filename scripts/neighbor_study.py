@@ -226,6 +226,8 @@ def ladder_runs() -> Iterator[Run]:
             for row, changes in steps.items():
                 for change in changes:
                     yield Run("ladder", data, row, seed, DATA[data].epochs, {**UNTUNED, **change})
+        for data in ("digits", "omniglot"):  # only the two ends
+            yield Run("ladder", data, "simclr", seed, DATA[data].epochs, dict(UNTUNED))
 
 
 def sweep_runs() -> Iterator[Run]:

@@ -198,16 +198,15 @@ def tuning_table(records: list[Record]) -> str:
 
 
 def sweep_table(records: list[Record]) -> str:
-    """Return gain over none and purity of every point of the figure."""
+    """Return gains over none and purity of every point of the figure, and the gains of SimCLR."""
     lines = [
-        "| data | views | K | row | seeds | purity | agreement | gain over none |",
-        "|---|---|--:|---|--:|--:|--:|--:|",
+        "| data | views | K | row | seeds | purity | agreement | one label, or kNN | four labels, or linear |",
+        "|---|---|--:|---|--:|--:|--:|--:|--:|",
     ]
-    lines += [
-        f"| {point['data']} | {point['views']} | {point['k']} | {point['row']} | {point['seeds']} | "
-        f"{100 * point['purity']:.0f} % | {100 * point['agreement']:.0f} % | {_difference(point['pair'])} |"
-        for point in gains(records)
-    ]
+    for point in gains(records):
+        shares = [_percent(point["runs"], name) for name in ("neighbor_purity", "neighbor_agreement")]
+        cells = [point["data"], point["views"], str(point["k"] or "–"), point["row"], str(len(point["runs"])), *shares]
+        lines.append("| " + " | ".join([*cells, *map(_difference, point["pairs"])]) + " |")
     return "\n".join(lines)
 
 
@@ -232,30 +231,26 @@ def estimate_table(records: list[Record]) -> str:
 
 
 def gains(records: list[Record]) -> list[dict[str, Any]]:
-    """Return, for each setting of the sweep, the paired gain of the first metric over none and the mean purity."""
+    """Return, for each setting of the sweep and for SimCLR, the runs and the paired gains of both metrics over none."""
     groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
     for r in records:
-        if r["stage"] in ("sweep", "agreeing"):
+        is_simclr = (r["stage"], r["row"]) == ("ladder", "simclr")
+        if is_simclr or r["stage"] in ("sweep", "agreeing"):
             view = tuple((name, r["settings"][name]) for name in ("views", "crop_min") if name in r["settings"])
-            row = r["row"] if r["stage"] == "sweep" else f"agreeing {r['row']}"
+            row = f"agreeing {r['row']}" if r["stage"] == "agreeing" else r["row"]
             groups[r["data"], view, r["settings"].get("neighbors"), row][r["seed"]] = r
     points = []
     for (data, view, k, row), runs in groups.items():
         base = groups.get((data, view, None, "none"))
         if row == "none" or not base:
             continue
-        metric = next(name for name in ("one_label", "knn") if name in next(iter(runs.values())))
-        pair = paired({s: r[metric] for s, r in runs.items()}, {s: r[metric] for s, r in base.items()})
-        if pair is not None:
-            purity, agreement = (
-                statistics.fmean(r[name] for r in runs.values()) for name in ("neighbor_purity", "neighbor_agreement")
-            )
+        runs = {seed: r for seed, r in runs.items() if seed in base}
+        if runs:
+            metrics = [name for name in METRICS if name in next(iter(runs.values()))]
+            pairs = [paired(*({s: r[name] for s, r in each.items()} for each in (runs, base))) for name in metrics]
             views = ", ".join(f"{name} {value}" for name, value in view) or "as above"
-            points.append(
-                {"data": data, "views": views, "k": k, "row": row, "seeds": len(pair["by_seed"]), "purity": purity,
-                 "agreement": agreement, "pair": pair}
-            )  # fmt: skip
-    return sorted(points, key=lambda point: (point["data"], point["views"], point["k"], point["row"]))
+            points.append({"data": data, "views": views, "k": k, "row": row, "runs": runs, "pairs": pairs})
+    return sorted(points, key=lambda point: (point["data"], point["views"], point["k"] or 0, point["row"]))
 
 
 def draw_gain(records: list[Record], file: Path, name: str = "purity") -> None:
@@ -272,11 +267,11 @@ def draw_gain(records: list[Record], file: Path, name: str = "purity") -> None:
         for row, words in {"soft-max": "soft", "hard": "hard"}.items():
             for agreeing in ("", "agreeing "):
                 own = [p for p in points if p["data"] == data and p["row"] == agreeing + row]
+                x = [100 * statistics.fmean(r[f"neighbor_{name}"] for r in p["runs"].values()) for p in own]
                 if own:
                     axes.scatter(
-                        [100 * p[name] for p in own], [p["pair"]["mean"] for p in own], marker=MARKERS[data], s=46,
-                        color=COLORS[row], facecolor="none" if agreeing else None, alpha=0.85,
-                        label=f"{agreeing}{words}, {data}",
+                        x, [p["pairs"][0]["mean"] for p in own], marker=MARKERS[data], s=46, edgecolor=COLORS[row],
+                        facecolor="none" if agreeing else COLORS[row], alpha=0.85, label=f"{agreeing}{words}, {data}",
                     )  # fmt: skip
     axes.set(xlabel=f"neighbor {name} in the last epoch (%)", ylabel="gain over no neighbors (points)")
     axes.set_title(f"Gain from neighbors against their {name}", loc="left", fontsize=11.5, color=INK)
