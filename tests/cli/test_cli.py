@@ -156,6 +156,7 @@ _PRETRAIN = "snclr pretrain --data DATA --out OUT [OPTIONS]"
          "snclr ablate --data DATA --table CHOICE --out PATH [OPTIONS]"),
         (["plan", "--data", "demo", "stray"], "unexpected argument stray", "snclr plan --data DATA [OPTIONS]"),
         (["plan", "--gamma", "most"], '--gamma: "most" is not a number or max', "snclr plan --data DATA [OPTIONS]"),
+        (["knn", "run", "--hel"], "unknown option --hel. Did you mean --help?", "snclr knn RUN [OPTIONS]"),
         (["knn"], "RUN is missing", "snclr knn RUN [OPTIONS]"),
         (["neighbors"], "RUN is missing", "snclr neighbors RUN [IMAGE...] [OPTIONS]"),
         (["export", "run"], "--to is missing; choose one or more of torchvision, timm, detectron2",

@@ -318,11 +318,20 @@ def test_a_log_has_a_first_line_unless_the_command_ends_at_once(
     seconds: float, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", log := io.StringIO())
-    with StatusLine("snclr knn", log=True):
-        time.sleep(seconds)
-    with StatusLine("snclr knn", log=True, quiet=True):
-        time.sleep(seconds)
+    for quiet in (False, True):
+        with StatusLine("snclr knn", log=True, quiet=quiet):
+            time.sleep(seconds)
     assert log.getvalue() == printed
+
+
+def test_a_log_repeats_the_status_until_there_is_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    monkeypatch.setattr("snclr.runtime.progress._SILENT_SECONDS", 0.6)
+    with StatusLine("snclr knn", log=True):
+        time.sleep(1.1)
+        print("reading", file=sys.stderr)
+        time.sleep(2.5)
+    assert log.getvalue() == "snclr knn: starting\nsnclr knn: starting · 1 s\nreading\n"
 
 
 def test_no_color_is_respected(tmp_path: Path) -> None:

@@ -109,7 +109,6 @@ def add_command(app: App, name: str, command: Command, summary: str, position: i
     target.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     target.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(target, name=name, help=summary, help_epilogue=_reflow(command.examples), sort_key=position)
-    app[name].usage = _usage(app, name, command, parameters)
 
 
 def normalize_spelling(argv: Sequence[str], commands: Iterable[str]) -> list[str]:
@@ -120,10 +119,8 @@ def normalize_spelling(argv: Sequence[str], commands: Iterable[str]) -> list[str
     >>> normalize_spelling(["plan", "--precision", "fp16"], ["plan"])
     ['plan', '--precision', '16']
     """
-    from snclr.methods.config import METHODS
-
     spellings: dict[str, Callable[[str], str]] = {
-        "--method": lambda value: known_spelling(value, METHODS),
+        "--method": _known_method,
         "--table": american,
         "--precision": lambda value: _PRECISIONS.get(value.lower(), value),
     }
@@ -141,6 +138,12 @@ def normalize_spelling(argv: Sequence[str], commands: Iterable[str]) -> list[str
             flag = spellings[result[-1]](flag)
         result.append(flag + equals + value)
     return result
+
+
+def _known_method(value: str) -> str:
+    from snclr.methods.config import METHODS
+
+    return known_spelling(value, METHODS)
 
 
 def with_flags(message: str, names: Iterable[str]) -> str:
@@ -167,25 +170,26 @@ def parameter_names(command: Command) -> list[str]:
 
 
 def flag_names(command: Command) -> list[str]:
-    """Return the flags that the help of a command lists."""
+    """Return the flags that the help of a command lists, and --help."""
     names = [name for name in parameter_names(command) if name not in command.hidden]
-    return [f"--{name.replace('_', '-')}" for name in names]
+    return [*(f"--{name.replace('_', '-')}" for name in names), "--help"]
 
 
-def usage(app: App, name: str | None) -> str:
+def usage(app: App, name: str | None, command: Command | None) -> str:
     """Return the usage line of a command, and the command that prints its help."""
-    line = app[name].usage if name else "Usage: snclr COMMAND"
+    line = usage_line(app, name, command) if name and command else "Usage: snclr COMMAND"
     shown = "the options" if name else "the commands"
     return f"{line}\n`{snclr_command(*([name] if name else []), '--help')}` lists {shown}."
 
 
-def _usage(app: App, name: str, command: Command, parameters: Sequence[inspect.Parameter]) -> str:
+def usage_line(app: App, name: str, command: Command) -> str:
     """Return the usage line with the positional arguments first, as the examples have them.
 
     cyclopts puts the flags first and calls optional arguments [ARGS].
     """
     from cyclopts.help import format_usage
 
+    parameters = list(_parameters(command))
     named = {parameter.name: command.flags[parameter.name].name for parameter in parameters
              if parameter.name in command.flags}  # fmt: skip
     arguments = []

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cyclopts import App
 
     from snclr.cli.flags import Command
+    from snclr.runtime.progress import StatusLine
     from snclr.runtime.stop import StopRequested
 
 # name: (module in snclr.cli, summary). Only the module of the command in use is imported.
@@ -61,10 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is imported
     try:
+        from snclr.runtime.early_interrupt import end_quickly
         from snclr.runtime.stop import command_signals
 
         with command_signals():
-            return _main(argv)
+            code = _main(argv)
+            end_quickly(code)
+            return code
     except KeyboardInterrupt:
         from snclr.runtime.stop import rank_exit_code
 
@@ -73,6 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    """Show a status line at once, since the parser takes a moment, then parse and run."""
+    from snclr.runtime.early_interrupt import is_snclr_program
+    from snclr.runtime.progress import StatusLine
+
+    name = command_name(argv)
+    quiet = name is None or bool({"--json", "--help", "-h"} & set(argv))
+    log = is_snclr_program(sys.orig_argv) and name is not None and COMMANDS[name][0] not in ("demo", "lists")
+    with StatusLine(f"snclr {name}", quiet=quiet, log=log) as status:
+        return _parse_and_run(argv, status)
+
+
+def _parse_and_run(argv: Sequence[str], status: StatusLine) -> int:
     from cyclopts import CycloptsError
 
     from snclr.cli.flags import flag_names, normalize_spelling, usage
@@ -83,11 +99,12 @@ def _main(argv: Sequence[str]) -> int:
     try:
         arguments = parse(argv)
     except CycloptsError as error:
-        flags = flag_names(load_command(name)) if name else []
+        command = load_command(name) if name else None
+        flags = flag_names(command) if command else []
         print(f"snclr{f' {name}' if name else ''}: {reason(error, name, argv, flags)}", file=sys.stderr)
-        print(usage(build_app(argv), name), file=sys.stderr)
+        print(usage(build_app(argv), name, command), file=sys.stderr)
         return 2
-    return 0 if arguments is None else _run(load_command(str(name)), str(name), arguments, argv)
+    return 0 if arguments is None else _run(load_command(str(name)), str(name), arguments, argv, status)
 
 
 def command_name(argv: Sequence[str]) -> str | None:
@@ -109,7 +126,7 @@ def build_app(argv: Sequence[str]) -> App:
     from cyclopts import App, Parameter
 
     from snclr import __version__
-    from snclr.cli.flags import add_command
+    from snclr.cli.flags import add_command, usage_line
 
     app = App(
         name="snclr", version=f"snclr {__version__}", help_format="plaintext", help_epilogue=_EXAMPLES,
@@ -118,7 +135,10 @@ def build_app(argv: Sequence[str]) -> App:
     )  # fmt: skip
     for position, (name, (_, summary)) in enumerate(COMMANDS.items()):
         if name == command_name(argv):
-            add_command(app, name, load_command(name), summary, position)
+            command = load_command(name)
+            add_command(app, name, command, summary, position)
+            if {"--help", "-h"} & set(argv):  # the line takes a tenth of a second
+                app[name].usage = usage_line(app, name, command)
         else:
             app.command(App(name=name, help=summary, sort_key=position))
     return app
@@ -130,23 +150,22 @@ def load_command(name: str) -> Command:
     return command
 
 
-def _run(command: Command, name: str, arguments: inspect.BoundArguments, argv: Sequence[str]) -> int:
+def _run(
+    command: Command, name: str, arguments: inspect.BoundArguments, argv: Sequence[str], status: StatusLine
+) -> int:
     """Call the command. Print its result on rank 0, and a UserError on each rank that raises one."""
     import json
 
     from snclr.cli.flags import parameter_names, with_flags
     from snclr.errors import OtherRankError, UserError
-    from snclr.runtime.early_interrupt import is_snclr_program
-    from snclr.runtime.progress import StatusLine
     from snclr.runtime.stop import StopRequested, rank_exit_code
 
     as_json = bool(arguments.arguments.get("json"))
     if command.intro and not as_json:
         print(command.intro, file=sys.stderr)
     try:
-        log = is_snclr_program(sys.orig_argv) and not command.intro and COMMANDS[name][0] != "lists"
-        with StatusLine(f"snclr {name}", quiet=as_json, log=log):
-            result = command.call(arguments)
+        result = command.call(arguments)
+        status.end()
         if _is_rank_0() and as_json:
             print(json.dumps(command.to_json(result), ensure_ascii=False))
         elif _is_rank_0():

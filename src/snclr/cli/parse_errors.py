@@ -52,7 +52,7 @@ def reason(error: CycloptsError, name: str | None, argv: Sequence[str], flags: C
         if name == "export" and error.argument.name == "--to":
             return f"{text}; choose one or more of {', '.join(NAMES)}"
         return text if given or not typo else text + typo.group()
-    text = str(error).removeprefix(f'Command "{name}" ')
+    text = str(error).removeprefix(f'Command "{name}" ').replace("Unknown command", "unknown command")
     if choice := _CHOICE.match(text):  # our suggestion also ignores case, hyphens and underscores
         start, value, known = choice.groups()
         hint = did_you_mean(value, re.findall(r"[\w-]+", known))

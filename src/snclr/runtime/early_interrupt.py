@@ -1,7 +1,7 @@
 """Ctrl-C while the `snclr` program still imports its modules: exit with 130, without a traceback.
 
 The package imports this module first. Other programs that import snclr keep their own handling of Ctrl-C. The end of
-the program is covered too: Python resets the handler before it deletes its modules, which takes a second with torch.
+the program is covered too: it exits without deleting its modules, which takes seconds with torch on a busy machine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,30 @@ from types import FrameType
 
 def exit_on_interrupt() -> None:
     """Handle Ctrl-C until `runtime.stop.command_signals` does, if this process is the `snclr` program."""
-    if is_snclr_program(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, exit_at_once)
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the result is complete: keep its exit code
+    if is_snclr_program(sys.orig_argv):
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, exit_at_once)
+        atexit.register(_end)  # registered first, so it runs last
+
+
+_exit_code: int | None = None
+
+
+def end_quickly(code: int) -> None:
+    """Have the `snclr` program exit with this code once the functions registered with `atexit` have run."""
+    global _exit_code
+    _exit_code = code
+
+
+def _end() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the result is complete: keep its exit code
+    if _exit_code is not None:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            return  # Python reports a closed pipe
+        os._exit(_exit_code)
 
 
 def exit_at_once(signum: int, frame: FrameType | None) -> None:

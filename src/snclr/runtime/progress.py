@@ -1,7 +1,6 @@
 """Progress of a long job: a bar on a terminal, plain lines elsewhere, with the same content.
 
-`StatusLine` covers the rest of a command, such as imports: on a terminal, no command is silent for long, and a log has
-a first line at once.
+`StatusLine` covers the rest of a command, such as imports: no command is silent for long.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, TextIO
@@ -22,6 +22,7 @@ _WINDOW_UPDATES = 8
 _REFRESH_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
 _FIRST_LINE_SECONDS = 0.2
+_SILENT_SECONDS = 2.0
 _BRIEF_SECONDS = 2.0
 _MIN_BAR_WIDTH = 8
 
@@ -65,6 +66,7 @@ class Progress:
     """The latest value of each name, such as the loss."""
 
     def __post_init__(self) -> None:
+        self.description = _prefix + self.description
         self._start = self.clock()
         self._samples = deque([_Sample(self._start)])
         self._updates = 0
@@ -154,7 +156,7 @@ class Progress:
         if self._bar is None:
             self._print(f"{self.description}: {self.facts()}")
         else:
-            self._bar.update(0, completed=self.done)
+            self._bar.update(0, total=self.total, completed=self.done)
             self._bar.refresh()
 
     def _keep_moving(self) -> None:
@@ -174,6 +176,25 @@ class Progress:
                 show()
             except (OSError, ValueError):
                 self.quiet = True
+
+
+_prefix = ""
+
+
+@contextmanager
+def progress_of(name: str) -> Iterator[None]:
+    """Within the block, put a name before the description of each progress.
+
+    >>> with progress_of("raw pixels"):
+    ...     Progress("kNN", 100).description
+    'raw pixels: kNN'
+    """
+    global _prefix
+    _prefix = f"{name}: "
+    try:
+        yield
+    finally:
+        _prefix = ""
 
 
 def _start_bar(progress: Progress) -> Any:
@@ -231,8 +252,9 @@ def _fill_lines(parts: Iterable[str], width: int) -> Iterable[str]:
 class StatusLine:
     """Within the block, show on a terminal what the command does, and for how long, if nothing else is shown.
 
-    The line is replaced by any other output. While there is a bar, its spinner is kept moving instead. With `log`, a
-    command that takes longer than a moment prints its name once if there is no terminal.
+    The line is replaced by any other output. While there is a bar, its spinner is kept moving instead. With `log` and
+    without a terminal, a command that takes longer than a moment prints its name, and again after 2, 4, 8 … seconds
+    until there is other output.
     """
 
     def __init__(self, name: str, *, quiet: bool = False, log: bool = False) -> None:
@@ -240,7 +262,7 @@ class StatusLine:
         self._stream = sys.stderr
         wanted = not quiet and is_first_rank()
         self._shown = wanted and _is_terminal(self._stream)
-        self._logged = wanted and log and not self._shown
+        self._logged, self._silent = wanted and log and not self._shown, True
         self._since = time.monotonic()
         self._visible = False
         self._progress: Progress | None = None
@@ -251,28 +273,31 @@ class StatusLine:
 
     def __enter__(self) -> StatusLine:
         global _status
-        if self._shown:
+        global _status
+        if self._shown or self._logged:
             _status = self
             for name in ("stdout", "stderr"):
                 self._replaced[name] = getattr(sys, name)
                 setattr(sys, name, _ClearFirst(self, getattr(sys, name)))
             self._show()
-        if self._shown or self._logged:
             self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Remove the line for good; may be called before the block ends."""
         global _status
-        if self._logged:
-            self._ended.set()
-            self._thread.join()
-        if self._shown:
-            _status = None
-            self._ended.set()
-            self._thread.join()
-            self.clear()
-            for name, stream in self._replaced.items():
-                setattr(sys, name, stream)
+        if not self._replaced:
+            return
+        _status = None
+        self._ended.set()
+        self._thread.join()
+        self.clear()
+        for name, stream in self._replaced.items():
+            setattr(sys, name, stream)
+        self._replaced.clear()
 
     def set(self, text: str) -> None:
         """Show another text and count its seconds."""
@@ -291,12 +316,15 @@ class StatusLine:
     def clear(self) -> None:
         """Remove the line, before something else is printed."""
         with self._lock:
+            self._silent = False
             if self._visible:
                 self._write("\r\x1b[K")
                 self._visible = False
 
     def _show(self) -> None:
         progress = self._progress
+        if self._logged:
+            return
         if progress is not None:  # without the lock: a bar has its own, and writes through `_ClearFirst`
             progress._attempt(progress._keep_moving)
             return
@@ -314,12 +342,19 @@ class StatusLine:
             self._ended.set()
 
     def _repeat(self) -> None:
-        if self._logged and not self._ended.wait(_FIRST_LINE_SECONDS):
-            self._write(f"{self.name}: {self._text}\n")
         if self._logged:
+            self._repeat_in_log()
             return
         while not self._ended.wait(_STATUS_SECONDS):
             self._show()
+
+    def _repeat_in_log(self) -> None:
+        pause = _FIRST_LINE_SECONDS
+        while not self._ended.wait(pause) and self._silent:
+            with self._lock:
+                seconds = round(time.monotonic() - self._since)
+                self._write(f"{self.name}: {self._text}" + (f" · {seconds} s\n" if seconds else "\n"))
+            pause = max(_SILENT_SECONDS, 2 * pause)
 
 
 class _ClearFirst:

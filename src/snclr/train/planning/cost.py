@@ -68,6 +68,7 @@ def measure_cost(
             durations.append(ends[-1] - start)
             progress.update(1)
             if sum(durations) > seconds and len(durations) > WARMUP_STEPS:
+                progress.total = progress.done  # the bar is complete
                 break
     steps = len(durations) - WARMUP_STEPS
     return {
