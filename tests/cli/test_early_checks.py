@@ -4,11 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+import snclr
+from snclr.api import early_checks
+from snclr.api.early_checks import check_data, check_device
 from snclr.data.datasets.base import check_spec, open_dataset
 from snclr.errors import UserError, similar_path
+from snclr.models.names import check_name
 
 MISTAKES = {
     "pretrain --data {images} --out {tmp}/r --epochs 0": "--epochs must be a whole number (at least 1), not 0",
@@ -16,6 +21,10 @@ MISTAKES = {
     "pretrain --data {images} --out {tmp}/r --epochs 2.5": '"2.5" is not a whole number',
     "pretrain --data {images} --out {tmp}/r --device gpu": "there is no device 'gpu' (did you mean 'cuda'?)",
     "pretrain --data {images} --out {tmp}/r --encoder resnet-50": "timm (did you mean 'resnet50'?)",
+    "pretrain --data {images} --out {tmp}/r --encoder vit_smal": "timm (did you mean 'vit_small'?)",
+    "pretrain --data {images} --out {tmp}/r --encoder resnet18.a1_in1k": "so use 'resnet18'",
+    "plan --data {images} --encoder convnext_tinny": "timm (did you mean 'convnext_tiny'?)",
+    "explore {run} --port 70000": "--port must be from 0 to 65535, not 70000",
     "pretrain --data {images} --out /proc/x": "cannot write /proc/x",
     "pretrain --data {images} --out /dev/null/x": "cannot write /dev/null/x (/dev/null is not a folder); choose",
     "pretrain --data {images} --out {tmp}/r --method Sim-CLRR": "for --method (did you mean 'simclr'?). Choose from",
@@ -104,6 +113,35 @@ def test_mistakes_are_reported_without_torch(run, images, tmp_path):
         assert exit_code == 2, (command, error)
         assert message.format(**names) in error, (command, error)
         assert not has_torch, command
+
+
+def test_the_device_is_checked_without_torch_if_there_is_no_driver_of_a_gpu(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(early_checks, "has_gpu_driver", lambda: True)
+    check_device("cuda", "bf16")  # whether torch supports this GPU is known later
+    monkeypatch.setattr(early_checks, "has_gpu_driver", lambda: False)
+    check_device("auto")
+    with pytest.raises(UserError, match=r"^there is no device 'cuda:1' on this machine; choose auto or cpu$"):
+        check_device("cuda:1")
+    with pytest.raises(UserError, match=r"^precision bf16 is not supported on CPUs.* Give --precision 32\.$"):
+        check_device("auto", "bf16-mixed")
+
+
+def test_names_of_encoders_pass_the_early_check():
+    for name in snclr.list_encoders()[::50]:
+        check_name(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_reported_without_its_library(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("socket.create_connection", mock.Mock(side_effect=OSError(113, "No route to host")))
+    with pytest.raises(UserError, match=r"cannot be reached \(No route to host\), and it is not in the local cache"):
+        check_data("hf:owner/name")
+    (tmp_path / ".cache/huggingface/hub/datasets--owner--Name").mkdir(parents=True)
+    check_data("hf:owner/name")  # the library looks into the cache
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from snclr.errors import UserError
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.session import open_session
 from snclr.explorer.explorer import MAX_UPLOAD_BYTES, Explorer
-from snclr.explorer.server import build_app, open_socket
+from snclr.explorer.listen import open_socket
+from snclr.explorer.server import build_app
 from tests.helpers import tiny_run
 
 TOKEN, PORT = "secret-token", 8811

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.errors import UserError, similar_path
+from snclr.runtime.machine import check_cpu_precision, has_gpu_driver
 from snclr.runtime.settings import Range
 from snclr.runtime.stop import STARTED_BY
 
@@ -39,6 +41,7 @@ def checked_session(
 ) -> AbstractContextManager[Session]:
     """Open the session of an evaluation after a check of the run and of the data that was given."""
     check_run_and_data(run, *data)
+    check_device(options.get("device"), options.get("precision", "32"))
     from snclr.evaluation.session import open_session
 
     return open_session(run, **options)
@@ -48,10 +51,13 @@ def check_data(*data: str | Path | None) -> None:
     """Raise UserError if nothing is found for data that was given."""
     if not _has_other_ranks():
         from snclr.data.datasets.base import check_spec
+        from snclr.data.datasets.huggingface import check_reachable, names_huggingface
 
         for spec in data:
             if spec:
                 check_spec(spec)
+            if names_huggingface(str(spec)):
+                check_reachable(str(spec))
 
 
 def check_query(run: str | Path, image: str | Path, data: str | None = None, *, split: str | None = None) -> None:
@@ -118,11 +124,19 @@ def check_labels(labels: str | Path) -> None:
         )
 
 
-def check_device(device: str | None) -> None:
-    """Raise UserError for a name that is not a device of any machine; whether this machine has it is checked later."""
+def check_device(device: str | None, precision: str = "32") -> None:
+    """Raise UserError for a name that is no device, for one that this machine lacks, and for bf16 or 16 without a GPU.
+
+    A GPU needs a device file on Linux. If there is one, or elsewhere, torch is asked later.
+    """
     if device is not None and not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", device):
         hint = " (did you mean 'cuda'?)" if device.lower() in ("gpu", "nvidia", "cuda") else ""
         raise UserError(f"there is no device {device!r}{hint}; choose auto, cpu, cuda, cuda:1 … or mps")
+    if has_gpu_driver() or "torch" in sys.modules or _has_other_ranks():
+        return
+    if device is not None and device.startswith(("cuda", "mps")):
+        raise UserError(f"there is no device {device!r} on this machine; choose auto or cpu")
+    check_cpu_precision(precision)
 
 
 def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> str:
@@ -135,7 +149,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
         return ""
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
     from snclr.data.read_check import unread_photos
-    from snclr.models.names import check_spelling
+    from snclr.models.names import check_name
     from snclr.train.config import require, resolve
     from snclr.train.load_run import config_for_resume
 
@@ -152,8 +166,8 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     run = RunDir(resolved.out)
     if not run.lock.is_held():  # else training raises the error, with the process that holds it
         run.check_free(resume=False, overwrite=resolved.overwrite)
-    check_spelling(resolved.encoder)
-    check_device(resolved.device)
+    check_name(resolved.encoder)
+    check_device(resolved.device, resolved.precision)
     check_folder(resolved.out)
     _check_local_images(resolved)
     return unread_photos(resolved.data)

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snclr.api.early_checks import check_file, check_folder, check_numbers, checked_session
+from snclr.api.early_checks import check_file, check_folder, check_numbers, check_run_and_data, checked_session
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.results import CurateResult
+from snclr.explorer.listen import open_socket
 from snclr.explorer.results import ExploreResult
 from snclr.runtime.settings import Range
 
@@ -58,17 +59,18 @@ def explore(
     _check_installed()
     check_numbers(Range(ge=1), images=images)
     check_folder(static, flag="--static")
-    opened = checked_session(run, data, test, gallery, device=device, cache=cache, quiet=True)
-    from snclr.explorer import static as static_folder
-    from snclr.explorer.explorer import Explorer
-    from snclr.explorer.security import new_token
-    from snclr.explorer.server import open_socket, serve
-
+    check_run_and_data(run, data, test, gallery)
     with ExitStack() as stack:
+        if static is None:
+            listener = stack.enter_context(open_socket(port))
+        opened = checked_session(run, data, test, gallery, device=device, cache=cache, quiet=True)
+        from snclr.explorer import static as static_folder
+        from snclr.explorer.explorer import Explorer
+        from snclr.explorer.security import new_token
+        from snclr.explorer.server import serve
+
         if static is not None:
             static_folder.check_folder(Path(static), overwrite=overwrite)
-        else:
-            listener = stack.enter_context(open_socket(port))
         explorer = Explorer(
             stack.enter_context(opened), other, data=data, test=test, gallery=gallery, served=static is None
         )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snclr.api.early_checks import check_numbers, check_pretrain
+from snclr.api.early_checks import check_data, check_device, check_numbers, check_pretrain
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -52,6 +52,13 @@ def plan(
     """
     check_numbers(Range(ge=1), steps=steps)
     check_numbers(Range(ge=0), probe_minutes=probe_minutes)
+    from snclr.models.names import check_name
+    from snclr.train.config import resolve
+
+    run = resolve({**settings, "out": "unused"}, config)
+    check_data(run.data)
+    check_name(run.encoder)
+    check_device(run.device, run.precision)
     from snclr.train.planning.run_plan import plan_run
 
     return plan_run(settings, config, steps=steps, probe_minutes=probe_minutes, quiet=quiet)

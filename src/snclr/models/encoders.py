@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snclr.errors import UserError, did_you_mean
-from snclr.models.names import NARROW_RESNETS, NARROW_VITS, SHORT_VITS, TORCHVISION_RESNETS
+from snclr.errors import UserError
+from snclr.models.names import NARROW_RESNETS, NARROW_VITS, SHORT_VITS, TORCHVISION_RESNETS, unknown_encoder
 from snclr.models.vit import fix_positions, init_patch_projection, is_vit, vit_args
 
 STEMS = ("standard", "small", "half")
@@ -244,16 +244,7 @@ def _look_up(name: str, image_size: int) -> tuple[str, str, dict[str, Any]]:
 
     # Exactly this name: `timm.create_model` would also accept URLs.
     if name not in timm.list_models():
-        plain, known = name.partition(".")[0], list_encoders()
-        if plain in known:
-            raise UserError(
-                f"{name!r} names pretrained weights; an encoder is named without them, so use {plain!r}."
-                " --init-from pretrained loads the library's default weights."
-            )
-        raise UserError(
-            f"there is no encoder {name!r} in torchvision or timm{did_you_mean(plain, known)}."
-            " `snclr encoders` lists all."
-        )
+        raise unknown_encoder(name, list_encoders())
     pretrained_cfg = timm.get_pretrained_cfg(name)
     takes_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size
     return "timm", name, {"img_size": image_size} if takes_size else {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from snclr.errors import UserError, known_spelling
+from snclr.errors import UserError, did_you_mean
 
 TORCHVISION_RESNETS = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
@@ -23,15 +27,30 @@ NARROW_RESNETS: dict[str, dict[str, Any]] = {
 NARROW_VITS: dict[str, dict[str, Any]] = {"vit4-tiny": {"embed_dim": 64, "depth": 4, "num_heads": 2}}
 
 
-def check_spelling(name: str) -> None:
-    """Raise UserError for a name such as resnet-50, which is one of these except for hyphens and case.
+def check_name(name: str) -> None:
+    """Raise UserError for a name that is neither one of these nor in the source code of timm.
 
-    Names of timm are those of functions. A name that could be one of them is looked up later.
+    Reading the files takes a tenth of a second, importing timm seconds. A name in them may still be none of a model:
+    `models.encoders` looks it up later.
     """
-    known = (*TORCHVISION_RESNETS, *SHORT_VITS, *NARROW_RESNETS, *NARROW_VITS)
-    meant = known_spelling(name, known)
-    if name not in known and meant != name and not name.isidentifier():
-        raise UserError(
-            f"there is no encoder {name!r} in torchvision or timm (did you mean {meant!r}?)."
-            " `snclr encoders` lists all."
+    own = (*TORCHVISION_RESNETS, *SHORT_VITS, *NARROW_RESNETS, *NARROW_VITS)
+    found = None if name in own else importlib.util.find_spec("timm")
+    if found is None or found.origin is None:
+        return
+    plain = name.partition(".")[0]
+    code = "".join(path.read_text(encoding="utf-8") for path in Path(found.origin).parent.glob("models/*.py"))
+    known = [*own, *re.findall(r"@register_model\ndef (\w+)", code)]
+    if name != plain or not re.search(rf"\b{re.escape(plain)}\b", code):
+        raise unknown_encoder(name, known)
+
+
+def unknown_encoder(name: str, known: Iterable[str]) -> UserError:
+    """Return the error for a name that is not known, with the closest one that is."""
+    known, plain = list(known), name.partition(".")[0]
+    if plain in known:
+        return UserError(
+            f"{name!r} names pretrained weights; an encoder is named without them, so use {plain!r}."
+            " --init-from pretrained loads the library's default weights."
         )
+    hint = did_you_mean(plain, known)
+    return UserError(f"there is no encoder {name!r} in torchvision or timm{hint}. `snclr encoders` lists all.")

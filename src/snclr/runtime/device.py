@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from snclr.errors import UserError
+from snclr.runtime.machine import check_cpu_precision
 
 _SMALL = 2**22  # elements of a tensor: 256 images of 73 × 73 pixels
 
@@ -40,11 +41,8 @@ def pick_device(device: str) -> str:
 
 def check_precision(device: str, precision: str) -> None:
     """Raise UserError if the device, as `pick_device` returns it, does not support the precision."""
-    precision = precision.removesuffix("-mixed")
-    if device.startswith("cpu") and precision in ("16", "bf16"):
-        raise UserError(
-            f"precision {precision} is not supported on CPUs: most lack it and some crash. Give --precision 32."
-        )
+    if device.startswith("cpu"):
+        check_cpu_precision(precision)
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hardware and versions, for the records of runs and studies."""
+"""Hardware and versions, for the records of runs and studies; without torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from snclr import __version__
+from snclr.errors import UserError
+
+_GPU_FILES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
+"""Device files of the drivers of CUDA (also on Jetson boards and under WSL) and ROCm."""
 
 
 def cpu_name() -> str:
@@ -17,6 +21,20 @@ def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return model[1] if model else platform.processor() or platform.machine()
+
+
+def has_gpu_driver() -> bool:
+    """Return False if this machine cannot have a GPU that torch uses: Linux without a device file of a driver."""
+    return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in _GPU_FILES)
+
+
+def check_cpu_precision(precision: str) -> None:
+    """Raise UserError for a precision that CPUs do not support."""
+    if precision.removesuffix("-mixed") in ("16", "bf16"):
+        raise UserError(
+            f"precision {precision.removesuffix('-mixed')} is not supported on CPUs: most lack it and some crash. Give"
+            " --precision 32."
+        )
 
 
 def versions() -> dict[str, str]:

@@ -80,7 +80,7 @@ def open_list(path: Path, *, name: str) -> FileDataset:
     if missing:
         raise UserError(
             f"{name} lists {count(len(missing), 'missing file')}, e.g. {', '.join(missing[:3])}. Paths are relative "
-            f"to {path.parent}, and a label is separated by a TAB."
+            "to the folder of the list, and a label is separated by a TAB."
         )
     labels, classes = number_labels(names)
     return FileDataset(name, path.parent, files, labels, classes)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import os
 import re
 import socket
+import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -257,6 +259,32 @@ def _call(spec: Spec, function: str, *arguments: Any, **options: Any) -> Any:
             raise UserError(f"{spec.text} cannot be opened: {reason}") from error
 
 
+def check_reachable(text: str) -> None:
+    """Raise UserError if the hub cannot be reached and its default cache has nothing of that name.
+
+    Without the library, whose import takes seconds. With other addresses, caches or a proxy, the library finds out.
+    """
+    name = parse_spec(text).name
+    settings = ("HF_HOME", "HF_ENDPOINT", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
+    if Path(name).exists() or any(setting in os.environ for setting in settings) or "datasets" in sys.modules:
+        return
+    short_name = name.rpartition("/")[2].lower()
+    cached = any(short_name in path.name.lower() for path in Path("~/.cache/huggingface").expanduser().glob("*/*"))
+    if not cached and (reason := _unreachable("huggingface.co", 443)):
+        raise UserError(f"{text} cannot be opened: {reason}, and it is not in the local cache. Check the network.")
+
+
+def _unreachable(host: str, port: int) -> str | None:
+    """Return why a host cannot be reached, or None."""
+    if "https" in urllib.request.getproxies():
+        return None
+    try:
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"{host} cannot be reached ({error.strerror or error})"
+    return None
+
+
 @contextmanager
 def _offline_if_unreachable(datasets: Any, *, local: bool) -> Iterator[str | None]:
     """Within the block, use only the local cache if the hub cannot be reached; yield the reason, or None.
@@ -266,11 +294,8 @@ def _offline_if_unreachable(datasets: Any, *, local: bool) -> Iterator[str | Non
     constants: Any = importlib.import_module("huggingface_hub.constants")
     address = urllib.parse.urlsplit(constants.ENDPOINT)
     reason = None
-    if not (local or datasets.config.HF_HUB_OFFLINE or "https" in urllib.request.getproxies()):
-        try:
-            socket.create_connection((str(address.hostname), address.port or 443), _CONNECT_SECONDS).close()
-        except OSError as error:
-            reason = f"{address.hostname} cannot be reached ({error.strerror or error})"
+    if not (local or datasets.config.HF_HUB_OFFLINE):
+        reason = _unreachable(str(address.hostname), address.port or 443)
     if reason is None:
         yield None
         return
