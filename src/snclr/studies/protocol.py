@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snclr.data.validation_split import VALIDATION_SHARE
+from snclr.errors import count
 from snclr.studies.conditions.budget import CALIBRATION_STEPS, measured_seconds
 from snclr.studies.conditions.tuning import Trial, count_trials
 from snclr.studies.records import SCHEMA
@@ -79,7 +80,9 @@ def _protocol(study: Study, runs: Sequence[Run]) -> list[str]:
     s, steps = trained[0].settings, study.steps(trained[0])
     shared = {name: {repr(run.settings[name]) for run in trained} for name in ("epochs", "views")}
     shared["encoder"] = {repr(run.settings["encoder"]) for run in runs}
-    length = f"{steps} steps" if study.evaluation.kind == "cost" else f"{s['epochs']} epochs ({steps:,} steps)"
+    length = count(steps, "step")
+    if study.evaluation.kind != "cost":
+        length = f"{count(s['epochs'], 'epoch')} ({length})"
     parts = [
         f"{s['encoder']} at {s['image_size']} px" if len(shared["encoder"]) == 1 else f"{s['image_size']} px",
         f"{study.data.images:,} images of {study.data.name}",
@@ -87,7 +90,9 @@ def _protocol(study: Study, runs: Sequence[Run]) -> list[str]:
         f"batch {s['batch_size']}",
         *([length] if len(shared["epochs"]) == 1 else []),
     ]
-    lines = [f"same for all rows: {', '.join(parts)}; seeds {', '.join(map(str, study.options.seed_list))}"]
+    seeds = study.options.seed_list
+    named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    lines = [f"same for all rows: {', '.join(parts)}; {named}"]
     lines += _budget_lines(study, trained) + _tuning_lines(study)
     if differences := _differences(trained):
         lines.append("rows differ in: " + "; ".join(f"{label}: {text}" for label, text in differences.items()))

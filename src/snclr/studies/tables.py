@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,9 +50,14 @@ def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
     return {
         **{name: study[name] for name in ("name", "title", "kind", "command", "rule", "seeds", "protocol")},
         "budget": study.get("budget", {"kind": "steps"}), "metrics": metrics, "rows": rows,
-        "protocols": [f"same for every run: {text}" for one in finished[:1] for text in one["protocols"].values()],
+        "protocols": [f"same for every run: {_shared(text)}" for r in finished[:1] for text in r["protocols"].values()],
         "notes": [*study["notes"], *_cost_notes(finished), *unfinished],
     }  # fmt: skip
+
+
+def _shared(protocol: str) -> str:
+    """Return a protocol without the learning rate that was chosen for one run."""
+    return re.sub(r"learning rate \S+, (the best of .*?) \(top-1 [^)]*\)", r"learning rate: \1", protocol)
 
 
 def _value(record: dict[str, Any], name: str) -> float | None:

@@ -18,7 +18,7 @@ _TITLES = {
     "knn": "kNN top-1 (%)", "linear": "linear top-1 (%)", "finetune1": "1 % labels top-1 (%)",
     "finetune10": "10 % labels top-1 (%)", "AP_bb": "box AP (%)", "AP_mk": "mask AP (%)",
 }  # fmt: skip
-_SERIES_TITLES = {"neighbor_purity": "neighbor purity (%)", "queue_knn": "kNN accuracy within the queue (%)"}
+_SERIES_TITLES = {"neighbor_purity": "neighbor purity (%)", "queue_knn": "kNN within the queue (%)"}
 _CHARACTERS_PER_INCH = 11  # of a title
 
 
@@ -75,7 +75,9 @@ def draw_neighbor_purity(
         axis.set_xlabel("epoch", color=INK)
         axis.set_ylabel(title, color=INK)
     if drawn:
-        _finish(figure, axes[0], study["title"], path)
+        data = study["title"].partition(": ")[0]
+        seeds = "1 seed" if len(study["seeds"]) == 1 else f"mean ± standard deviation of {len(study['seeds'])} seeds"
+        _finish(figure, axes[0], f"Neighbors during training on {data}, {seeds}", path)
     return drawn
 
 

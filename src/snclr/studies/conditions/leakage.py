@@ -32,7 +32,7 @@ def check_test_images(
     from snclr.evaluation.scoring import match_labels
 
     train, test, _ = open_splits(evaluation.data or data, evaluation.test)
-    labels, _ = match_labels(train, test)
+    labels, test_labels = match_labels(train, test)
     note = _overlap_note(evaluation, info, data, train, test)
     supervised = [method for row in rows if METHODS[method := row.settings["method"]].needs_labels]
     if note and supervised:
@@ -40,8 +40,23 @@ def check_test_images(
             f"the method {supervised[0]} would learn from the labels of the test images: {note.partition(':')[0]}."
             f" Give a dataset with train/ and test/ folders, or leave {supervised[0]} out."
         )
-    notes = [text for text in (note, _k_note(evaluation.k, labels)) if text]
+    notes = [text for text in (_chance_note(info, test_labels), note, _k_note(evaluation.k, labels)) if text]
     return replace(evaluation, fingerprint=train.fingerprint() + test.fingerprint()), notes
+
+
+def _chance_note(info: DatasetInfo, labels: Labels) -> str:
+    """Return the chance levels, and how precise an accuracy on these test images can be."""
+    from snclr.train.health import PURITY_IN_TRAINING
+
+    sizes = np.unique(labels[labels >= 0], return_counts=True)[1]
+    n = int(sizes.sum())
+    note = (
+        f"chance: {sizes.max() / n:.1%} top-1 (largest class). The standard error of one run's accuracy is at most"
+        f" {50 / n**0.5:.1f} points ({count(n, 'test image')})"
+    )
+    if info.same_class is None:
+        return note
+    return f"{note}; neighbor purity: {PURITY_IN_TRAINING}; chance {info.same_class:.1%}"
 
 
 def _k_note(k: int | Literal["auto"], labels: Labels) -> str:
