@@ -134,7 +134,7 @@ def test_queue_entries_are_named_by_training_images(run, images):
     assert done.terms[0].label == "red"
     by_key = snclr.explain(run, "red/red_7.png", quiet=True)
     assert by_key.loss == done.loss
-    assert "batch of this one image" in done.denominator
+    assert "the sum over the rows above" in done.denominator
     assert "center crop" in done.view
     with Image.open(run / "figures" / "explain-red_7.png") as figure:
         assert figure.width > 6 * 132
@@ -174,7 +174,7 @@ def test_the_command_prints_a_table_or_json(run, images, capsys):
     lines = [line for line in captured.out.splitlines() if line.strip()[:1].isdigit()]
     assert len(lines) == 6
     assert "(y2)" in lines[0]
-    assert "Σ w p, inside the logarithm" in captured.out
+    assert "the loss is −log Σ w p" in captured.out
     assert main(["explain", str(run), str(images / "green/green_0.png"), "--json"]) == 0
     captured = capsys.readouterr()
     done = json.loads(captured.out)

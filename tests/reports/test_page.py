@@ -14,6 +14,7 @@ from snclr.reports.accuracies import by_test_set
 from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS
 from snclr.reports.embedding_map import TILE, build_map
+from snclr.reports.overlay import OverlaidRun, render_overlay
 from snclr.reports.page import MAX_SKIPPED, Missing, NeighborSection, Page, render, render_within
 from snclr.reports.run_state import COMPLETE, RunState
 from snclr.reports.text import visible
@@ -213,6 +214,26 @@ def test_the_purity_of_training_has_its_chance_level_if_classes_are_known() -> N
     assert "neighbor purity40.0%last logged step; chance 20.8%" in text
     assert len(parsed.all("line", "chance")) == 1
     assert "chance" not in ParsedPage(render(page(["n"], records=lines))).text()
+
+
+def test_overlaid_runs_on_the_same_data_have_the_chance_level_of_neighbor_purity() -> None:
+    lines = [{**line, "neighbor_purity": 0.4} for line in LINES]
+
+    def shown(*chances: float) -> str:
+        runs = [OverlaidRun(f"run-{n}", COMPLETE, lines, [], {}, "3 s", 0, chance) for n, chance in enumerate(chances)]
+        return " ".join(ParsedPage(render_overlay(runs)).text().split())
+
+    assert shown(0.208, 0.208).count("chance 20.8%") == 3  # two cells of the table and the line of the chart
+    different = shown(0.208, 0.1)
+    assert (different.count("chance 20.8%"), different.count("chance 10.0%")) == (1, 1)
+
+
+def test_a_repeated_evaluation_is_listed_once() -> None:
+    result = {"kind": "knn", "numbers": {"top1": 0.5}, "protocol": "k = 7", "n": 100}
+    repeated = [{**result, "time": f"2026-01-0{day}"} for day in (1, 2)]
+    text = " ".join(ParsedPage(render(page(["n"], results=[*repeated, {**result, "n": 90}]))).text().split())
+    assert "2026-01-02" in text
+    assert "2026-01-01" not in text
 
 
 def test_neighbor_purity_has_its_chance_level_and_unreadable_images_a_name() -> None:

@@ -104,6 +104,9 @@ def show_accuracy(result: AccuracyResult) -> None:
             for name, row in rows
         ],
     )
+    reached = [f"the {name}" if "encoder" in name else name for name, row in rows if row.top1 >= result.top1][1:]
+    if reached and result.kind != "finetune-scratch":
+        print(f"  This run is not above {' and '.join(reached)}: train for more epochs, or try another method.")
     if result.kind == "finetune":
         print("  For the accuracy without pre-training, add --from-scratch.")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):

@@ -64,7 +64,8 @@ def show_export(outcome: tuple[list[Exported], dict[str, str]]) -> None:
     """Print each file with the code that loads it, then the failures."""
     exports, failed = outcome
     for item in exports:
-        same = "features identical" if item.difference == 0 else f"features differ by at most {item.difference:.1e}"
+        same = f"features equal up to rounding (difference at most {item.difference:.1e})"
+        same = "features identical" if item.difference == 0 else same
         print(f"{item.format}: wrote {item.path}; loaded again, {same}\n")
         print("\n".join(f"    {line}".rstrip() for line in item.snippet.splitlines()) + "\n")
     for reason in failed.values():

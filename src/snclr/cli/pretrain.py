@@ -93,7 +93,8 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
         if megabytes and name != "total"
     ]
     total = size(plan.tensor_mb["total"])
-    yield "tensors", f"{total} per GPU at the peak of a step (counted): {', '.join(counted_parts)}"
+    each = " per rank" if plan.ranks > 1 else ""
+    yield "tensors", f"{total}{each} at the peak of a step (counted): {', '.join(counted_parts)}"
     yield "disk", f"{size(plan.checkpoint_mb)} per checkpoint, the last {plan.keep_checkpoints} are kept"
     if (queue := plan.queue) is not None:
         life = f"{queue.epochs_of_life:.2g}"

@@ -131,8 +131,8 @@ def show_explain(result: Explanation) -> None:
         print(f"{term.i:>3} {term.cosine:8.4f} {term.w:8.4f} {term.p:8.4f} {term.share:8.2%}  {name}")
     if len({term.key for term in result.terms}) < len(result.terms):
         print("  (an image listed twice has features of two epochs in the queue)")
-    total = "Σ w p, inside the logarithm" if result.form == "inside" else "Σ w (−log p), the loss"
-    print(f"\np: over {result.denominator}\nshare: of {total}\nwrote {result.figure}")
+    share = "w p / Σ w p; the loss is −log Σ w p" if result.form == "inside" else "part of the loss, Σ w (−log p)"
+    print(f"\np: exp(z1·NN/τ), {result.denominator}\nshare: {share}\nwrote {result.figure}")
 
 
 COMMANDS = {

@@ -31,6 +31,7 @@ from snclr.evaluation.session import EvalInputs, Session
 from snclr.evaluation.state import EVALUATION, EvalState, short_hash
 from snclr.io.atomic import write_atomic
 from snclr.models.encoders import EncoderSpec, build_encoder
+from snclr.runtime.progress import progress_of
 from snclr.train.config import read_config
 
 MAX_IMAGES = 100_000
@@ -88,15 +89,14 @@ def measure_baselines(
         identity = {**shared, "features": network}
         numbers = session.on_rank_zero(functools.partial(_read, session, identity))
         if numbers is None:
-            if name == "raw pixels":  # not cached: decoding is most of their cost, and they are large
-                features = inputs.features(
-                    replace(session, cache=False), nn.Flatten(), image_size=side, role="pixels", prefix="pixels: "
-                )
-            else:
-                encoder = initial_encoder(inputs.spec, seed)
-                features = inputs.features(session, encoder, role="untrained", prefix="untrained: ")
-            with session.state(f"baseline-{kind}", identity) as state:
-                score = classify(*features, state)
+            with progress_of(name):
+                if name == "raw pixels":  # not cached: decoding is most of their cost, and they are large
+                    uncached = replace(session, cache=False)
+                    features = inputs.features(uncached, nn.Flatten(), image_size=side, role="pixels")
+                else:
+                    features = inputs.features(session, initial_encoder(inputs.spec, seed), role="untrained")
+                with session.state(f"baseline-{kind}", identity) as state:
+                    score = classify(*features, state)
             numbers = {**score.numbers, "standard_error": score.context["standard_error"]}
             session.on_rank_zero(functools.partial(_write, session, identity, numbers))
         found[name] = {**numbers, "note": "; ".join(filter(None, (notes.get(name), note))) or None}

@@ -18,7 +18,7 @@ from snclr.data.remote.retry import until_stopped
 from snclr.data.sampler import Ids
 from snclr.data.transforms.views import normalize
 from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_error_on_all_ranks, rank_and_size
-from snclr.errors import UserError
+from snclr.errors import UserError, count
 from snclr.evaluation.batches import BatchPlan, read_chunks
 from snclr.evaluation.feature_store import Block, FeatureStore
 from snclr.evaluation.state import raise_if_stop_requested
@@ -71,7 +71,8 @@ def extract_features(
         missing = [number for number in range(len(blocks)) if number not in encoded]
         progress.done = sum(len(blocks[number]) for number in encoded)
         if store is not None and progress.done:
-            progress.print(f"{description}: {progress.done:,} of {len(dataset):,} images from {store.folder}")
+            done = f"{progress.done:,} of {count(len(dataset), 'image')}"
+            progress.print(f"{progress.description}: {done} read from the cache ({store.parent})")
         # The size of a chunk must not depend on the world size, since the images of a chunk determine the last bits
         # of their features. A small dataset has small chunks, so that all ranks get a share.
         chunk = min(batch_size, max(32, -(-len(dataset) // 8)))

@@ -189,13 +189,13 @@ class EvalInputs:
 
     def features(
         self, session: Session, encoder: nn.Module | None = None, *, image_size: int | None = None,
-        role: str = "encoder", prefix: str = "",
+        role: str = "encoder",
     ) -> tuple[Features, Features]:  # fmt: skip
         """Return the features of the training and the test images by the run's encoder or another network."""
         encoder, size = encoder or self.encoder, image_size or self.spec.image_size
 
         def part(dataset: ImageDataset, labels: Labels, name: str) -> Features:
-            title = f"{prefix}{name} features"
+            title = f"{name} features"
             return session.features(encoder, dataset, image_size=size, role=role, labels=labels, description=title)
 
         return part(self.train, self.train_labels, "training"), part(self.test, self.test_labels, "test")

@@ -108,8 +108,8 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     sessions = read_sessions(run.path)
     settings: Any = Missing(f"there is no {run.config.name}")
     if run.config.exists():
-        settings = _or_missing(lambda: read_config(run.config))
-    dataset = _or_missing(lambda: session.open(lambda: open_dataset(data or data_of(run.path))))
+        settings = or_missing(lambda: read_config(run.config))
+    dataset = or_missing(lambda: session.open(lambda: open_dataset(data or data_of(run.path))))
     if not isinstance(dataset, Missing):
         rename_classes(dataset, options.class_names)
     results = read_results(run.path)
@@ -120,9 +120,9 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
     if options.embeddings:
         if not isinstance(dataset, Missing):
             some = sample(dataset, options.images, options.seed)
-            neighbors = _or_missing(lambda: compute_neighbors(session, run, some, options))
-            embedding_map = _or_missing(lambda: compute_map(session, run, some, options))
-        classes = _or_missing(lambda: classify_again(session, results, options.class_names))
+            neighbors = or_missing(lambda: compute_neighbors(session, run, some, options))
+            embedding_map = or_missing(lambda: compute_map(session, run, some, options))
+        classes = or_missing(lambda: classify_again(session, results, options.class_names))
     logged = () if isinstance(records, Missing) else records
     trained = None if isinstance(dataset, Missing) or data else dataset
     return Page(
@@ -169,10 +169,9 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     images_shown = {index: load_or_none(dataset.load, index, SIDE) for index in shown}
     uris = {i: None if image is None else thumbnail_uri(image, SIDE) for i, image in images_shown.items()}
-    purity = retrieval.neighbor_purity(ranked)
+    purity, chance = retrieval.neighbor_purity(ranked), retrieval.purity_chance(ranked, gallery)
     measured = (
-        f" neighbor purity over all {len(ranked):,} images"
-        f" ({retrieval.describe_purity(gallery, retrieval.purity_chance(ranked, gallery))});"
+        f" neighbor purity over all {len(ranked):,} images ({retrieval.describe_purity(gallery, chance)});"
         if any(share is not None for share in purity)
         else ""
     )
@@ -180,7 +179,7 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
         f"The {options.k} nearest neighbors by cosine similarity of {space.description}. Gallery: "
         f"{gallery.description}, without the query itself; center crops;{measured} seed {options.seed}."
     )
-    return NeighborSection(rows, uris, protocol, purity, None if weights is None else f"{weights}.")
+    return NeighborSection(rows, uris, protocol, purity, None if weights is None else f"{weights}.", chance)
 
 
 def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:
@@ -218,7 +217,7 @@ def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
     return method.exported_encoder, config.image_size, "checkpoint"
 
 
-def _or_missing(compute: Callable[[], T]) -> T | Missing:
+def or_missing(compute: Callable[[], T]) -> T | Missing:
     """Return a part of the page, or the reason why it is missing."""
     try:
         return compute()

@@ -10,12 +10,15 @@ from typing import Any
 
 from snclr import __version__
 from snclr.checkpoint.run_dir import RunDir
+from snclr.data.datasets.base import open_dataset
+from snclr.data.labels import same_class_chance
 from snclr.errors import UserError
 from snclr.evaluation.results import read_results
+from snclr.evaluation.session import data_of
 from snclr.io.jsonl import read_jsonl
 from snclr.reports import curves
 from snclr.reports.accuracies import Accuracy, EvalSet, by_test_set, warnings_of
-from snclr.reports.build import ReportResult, read_valid_metrics, write_html
+from snclr.reports.build import ReportResult, or_missing, read_valid_metrics, write_html
 from snclr.reports.embedding_map import COLORS
 from snclr.reports.page import HEADLINE, Missing, chart_data, environment, trained_epochs, wall_time
 from snclr.reports.run_state import RunState, read_state
@@ -37,6 +40,8 @@ class OverlaidRun:
     settings: Mapping[str, Any]
     wall_time: str
     bad_images: int = 0
+    purity_chance: float | None = None
+    """Neighbor purity of random training images, if their classes are known."""
 
     @classmethod
     def read(cls, run: RunDir, name: str) -> OverlaidRun:
@@ -44,10 +49,13 @@ class OverlaidRun:
         records, _ = read_valid_metrics(run)
         sessions = read_sessions(run.path)
         records = [] if isinstance(records, Missing) else records
+        logged = any("neighbor_purity" in record for record in records)
+        data = or_missing(lambda: open_dataset(data_of(run.path))) if logged else None
         return cls(
             name, read_state(run, sessions, records), records,
             read_results(run.path), read_config(run.config) if run.config.is_file() else {},
             wall_time(sessions) if sessions else "–", len(read_jsonl(run.skipped)),
+            None if data is None or isinstance(data, Missing) else same_class_chance(data.labels),
         )  # fmt: skip
 
 
@@ -76,7 +84,9 @@ def write_overlay(runs: Sequence[RunDir], path: Path) -> ReportResult:
 
 def render_overlay(runs: Sequence[OverlaidRun], written: str = "") -> str:
     """Render the page to HTML."""
-    charts = curves.build_charts(*(run.records for run in runs))
+    levels = {run.purity_chance for run in runs if run.purity_chance is not None}
+    chance = dict.fromkeys(["neighbor_purity"], levels.pop()) if len(levels) == 1 else None
+    charts = curves.build_charts(*(run.records for run in runs), chance=chance)
     return environment().get_template("overlay.html").render(
         runs=runs, charts=charts, chart_data=chart_data(charts), line_description=curves.describe_lines(charts),
         facts=_facts(runs), accuracies=_accuracies(runs), warnings=_warnings(runs),
@@ -95,8 +105,14 @@ def _facts(runs: Sequence[OverlaidRun]) -> list[tuple[str, list[str]]]:
     for metric in curves.METRICS:
         if metric.name in HEADLINE and any(metric.name in one for one in last):
             texts = [one[metric.name][1] if metric.name in one else "–" for one in last]
+            if metric.name == "neighbor_purity":
+                texts = [_with_chance(text, run.purity_chance) for text, run in zip(texts, runs, strict=True)]
             rows.append((f"last {metric.title.lower()}", texts))
     return rows
+
+
+def _with_chance(text: str, chance: float | None) -> str:
+    return text if chance is None else f"{text} (chance {chance:.1%})"
 
 
 def _accuracies(runs: Sequence[OverlaidRun]) -> list[tuple[EvalSet, list[tuple[str, list[Accuracy | None]]]]]:

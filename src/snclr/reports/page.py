@@ -48,6 +48,8 @@ class NeighborSection:
     """Share of queries whose 1st, 2nd, … neighbor has their class; None without labels."""
     weights: str | None = None
     """How w is computed; None if the run's loss has no w, which is then not shown."""
+    chance: float | None = None
+    """Chance level of the neighbor purity, if there are labels."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def render(page: Page) -> str:
         tiles=_tiles(page, records, logged, chance), charts=charts, chart_data=chart_data(charts),
         single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
         line_description=curves.describe_lines(charts) if charts else "",
-        map=None if isinstance(page.map, Missing) else page.map, results=list(page.results)[::-1],
+        map=None if isinstance(page.map, Missing) else page.map, results=_without_repeats(page.results),
         class_table=page.classes if isinstance(page.classes, ClassTable) else None,
         class_reason=page.classes.reason if isinstance(page.classes, Missing) else "",
         how_it_ran=_how_it_ran(page.sessions),
@@ -172,6 +174,14 @@ def environment() -> Environment:
         "max_matrix": MAX_MATRIX,
     }  # fmt: skip
     return env
+
+
+def _without_repeats(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the results, newest first, without those that a newer one repeats."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for result in reversed(results):
+        newest.setdefault(repr({name: value for name, value in result.items() if name != "time"}), result)
+    return list(newest.values())
 
 
 def chart_data(charts: Sequence[curves.Chart]) -> dict[str, Any]:

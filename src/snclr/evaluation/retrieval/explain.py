@@ -32,8 +32,8 @@ from snclr.train.load_run import load_trained_method
 
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
 DENOMINATORS = {
-    "own": "the row's own K+1 terms, Σ_{i=0..K} exp(z1·NN_i/τ): a batch of this one image has no other terms",
-    "y2": "exp(z1·y2/τ) alone, without the image's own neighbors, for a batch of this one image",
+    "own": "divided by the sum over the rows above; in training, the sum also has terms of the batch's other images",
+    "y2": "divided by that of y2 alone; in training, the sum also has terms of the batch's other images",
 }
 DrawExplanation = Callable[[Explanation, Callable[[ExplainedTerm], "RGBImage | None"], Path], None]
 """Draws an explanation to a PNG file; the function loads the image of a term, None if it cannot be read."""

@@ -128,7 +128,7 @@ class Queries:
         if space.attention_network is None:
             return cls(dataset, search, search.features)
         y1 = session.features(
-            space.attention_network, dataset, image_size=space.image_size, role="y1", description="queries (attention)"
+            space.attention_network, dataset, image_size=space.image_size, role="y1", description="queries (for w)"
         )
         return cls(dataset, search, y1.features)
 
