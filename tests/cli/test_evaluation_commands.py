@@ -341,7 +341,7 @@ def test_other_methods_and_exported_encoders_are_compared_by_encoder_features(ru
     assert main(["neighbors", str(rival), "red/red_1.png", "--k=2"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("  cosine ") == 2
-    assert "; 1 query image\n" in printed
+    assert json.loads(Path(rival, "figures/neighbors-red_1.json").read_text())["protocol"].endswith("; 1 query image")
     assert "neighbor purity" not in printed  # of one image
     assert "  w " not in printed  # the loss of simclr has no w
     with pytest.raises(UserError, match="no queue"):

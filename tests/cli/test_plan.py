@@ -103,7 +103,7 @@ def test_with_several_processes_one_rank_is_measured(images, capsys):
     show_plan(found)
     text = capsys.readouterr().out
     assert "(rank 0 of 2, 8 images)" in text
-    assert re.search(r"tensors +[\d.]+ MB per rank at the peak of a step \(counted\): weights [\d.]+ MB, target network", text)
+    assert re.search(r"tensors +[\d.]+ MB per rank at the peak of a step \(counted\): weights [\d.]+ MB, target", text)
     assert found.steps_per_epoch == 3
     with pytest.raises(UserError, match="is not divisible by 3 ranks; the nearest that is: 15"):
         plan(steps=1, data=str(images), **SMALL, devices="3")

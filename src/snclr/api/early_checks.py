@@ -167,10 +167,20 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     if not run.lock.is_held():  # else training raises the error, with the process that holds it
         run.check_free(resume=False, overwrite=resolved.overwrite)
     check_name(resolved.encoder)
+    _check_weights(resolved.init_from)
     check_device(resolved.device, resolved.precision)
     check_folder(resolved.out)
     _check_local_images(resolved)
     return unread_photos(resolved.data)
+
+
+def _check_weights(init_from: str | None) -> None:
+    path = Path(init_from or ".")
+    if init_from != "pretrained" and not path.exists():
+        raise UserError(
+            f"there is no {path}{similar_path(path)}. Give a run directory, a weights file (.pth, .pt or .safetensors)"
+            " or pretrained."
+        )
 
 
 def _check_local_images(config: PretrainConfig) -> None:

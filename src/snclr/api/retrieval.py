@@ -145,6 +145,9 @@ def neighbors(
     check_numbers(Range(ge=1), rows=rows)
     check_file(out, suffixes=(".png",))
     queries = [images] if isinstance(images, (str, Path)) else list(images)
+    check_run_and_data(run, data)
+    for image in queries if candidates in (None, "queue") else ():  # else its key may be one of the candidates
+        check_query(run, image, data)
     with checked_session(run, data, None if candidates == "queue" else candidates, **options) as session:
         from snclr.evaluation.retrieval.neighbors import find_neighbors
         from snclr.reports.figures.neighbors import draw_neighbors

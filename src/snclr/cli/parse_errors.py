@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
@@ -79,4 +80,5 @@ def _unknown_option(error: UnknownOptionError, name: str | None, flags: Collecti
     longer = sorted(flag for flag in flags if flag.startswith(given)) if len(given) > 3 else []
     if longer:
         return f"unknown option {given}. Did you mean {' or '.join(longer[:3])}?"
-    return str(error).replace("Unknown option:", "unknown option")
+    close = difflib.get_close_matches(given, flags, n=1, cutoff=0.7)
+    return f"unknown option {given}." + (f" Did you mean {close[0]}?" if close else "")

@@ -81,7 +81,7 @@ def show_curate(result: CurateResult) -> None:
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if result.skipped:
-        print(f"unreadable images: {result.skipped:,}, in no list")
+        print(f"unreadable images: {result.skipped:,}, left out of the lists")
 
 
 COMMANDS = {

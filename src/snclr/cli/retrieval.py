@@ -74,8 +74,8 @@ def show_embed(result: EmbedResult) -> None:
     print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
     print(f"  images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)")
     if skipped := result.metadata["skipped"]:
-        first = f"{skipped[0]['key']}: {skipped[0]['reason']}"
-        print(f"unreadable images: {len(skipped):,}, left out and listed in the file's metadata, e.g. {first}")
+        first, where = f"{skipped[0]['key']}: {skipped[0]['reason']}", result.keys_file or "the file's metadata"
+        print(f"unreadable images: {len(skipped):,}, left out and listed in {where}, e.g. {first}")
 
 
 def show_search(result: SearchResult) -> None:
@@ -105,7 +105,6 @@ def show_neighbors(result: NeighborsResult) -> None:
         by_position = ", ".join(f"{share:.1%}" for share in shares)
         print(f"neighbor purity of the 1st, 2nd, … neighbor, over {count(result.queries, 'image')}: {by_position}")
         print(f"  {result.purity_description}")
-    print(f"  {result.protocol}")
     if result.weights is not None:
         print(f"  {result.weights}")
     _show_skipped(result.skipped)

@@ -173,7 +173,8 @@ class Trainer(Generic[BatchT]):
             if self.start_message:
                 task.progress.print(self.start_message)
             if start:
-                task.progress.print(f"resuming after step {start} of {total}")
+                done = "; the run is complete" if start == total else ""
+                task.progress.print(f"resuming after step {start} of {total}{done}")
             step = self._saved = start
             batches = task.batches(start)
             while step < total:
