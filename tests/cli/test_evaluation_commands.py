@@ -429,8 +429,8 @@ def test_unsuitable_data_exits_with_code_2(run, bad, command, data, message, cap
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["knn", "{run}", "--devices", "none"], "devices is 'none'"),
-        (["knn", "{run}", "--devices", "0"], "devices is '0'"),
+        (["knn", "{run}", "--devices", "none"], "--devices must be auto or a number of at least 1, not 'none'"),
+        (["knn", "{run}", "--devices", "0"], "--devices must be auto or a number of at least 1, not '0'"),
         (["linear", "{run}", "--nodes", "0"], "nodes is 0"),
         (["knn", "{run}", "--k", "0"], "--k must be at least 1, not 0"),
         (["knn", "{run}", "--device", "meta"], "there is no device 'meta'; choose auto, cpu"),
