@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from snclr.data.decode import BadImage
@@ -75,13 +75,16 @@ def test_unknown_recipes_and_sizes_are_refused():
 
 
 @settings(max_examples=40)
+@example(width=1, height=1601, short=32, long=800)  # the short side would be below one pixel
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(32, 800), st.integers(800, 1400))
 def test_scaled_sizes_keep_the_aspect_ratio_and_the_limits(width, height, short, long):
     w, h = scaled_size(width, height, short, long)
     assert min(w, h) <= short
     assert max(w, h) <= long
     assert min(w, h) == short or max(w, h) == long
-    assert w / h == pytest.approx(width / height, rel=1 / min(w, h))
+    scale = max(w, h) / max(width, height) if max(w, h) == long else min(w, h) / min(width, height)
+    assert w == pytest.approx(max(1, width * scale), abs=1)
+    assert h == pytest.approx(max(1, height * scale), abs=1)
 
 
 @settings(max_examples=25)
