@@ -60,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     PAGE.write_text(new, encoding="utf-8")
     FIGURES.mkdir(parents=True, exist_ok=True)
     draw_gain(records, FIGURES / "neighbor-gain.png")
-    draw_gain(records, FIGURES / "neighbor-gain-agreement.png", "agreement")
     draw_estimate(records, FIGURES / "neighbor-estimate.png")
     print(f"{PAGE}: rebuilt from {len(records)} runs")
     return 0
@@ -253,8 +252,8 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
     return sorted(points, key=lambda point: (point["data"], point["views"], point["k"] or 0, point["row"]))
 
 
-def draw_gain(records: list[Record], file: Path, name: str = "purity") -> None:
-    """Draw the gain over none against the purity or the agreement of the neighbors."""
+def draw_gain(records: list[Record], file: Path) -> None:
+    """Draw the gain over none against the purity of the neighbors."""
     from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
 
     points = gains(records)
@@ -267,15 +266,16 @@ def draw_gain(records: list[Record], file: Path, name: str = "purity") -> None:
         for row, words in {"soft-max": "soft", "hard": "hard"}.items():
             for agreeing in ("", "agreeing "):
                 own = [p for p in points if p["data"] == data and p["row"] == agreeing + row]
-                x = [100 * statistics.fmean(r[f"neighbor_{name}"] for r in p["runs"].values()) for p in own]
+                x = [100 * statistics.fmean(r["neighbor_purity"] for r in p["runs"].values()) for p in own]
                 if own:
                     axes.scatter(
                         x, [p["pairs"][0]["mean"] for p in own], marker=MARKERS[data], s=46, edgecolor=COLORS[row],
                         facecolor="none" if agreeing else COLORS[row], alpha=0.85, label=f"{agreeing}{words}, {data}",
                     )  # fmt: skip
-    axes.set(xlabel=f"neighbor {name} in the last epoch (%)", ylabel="gain over no neighbors (points)")
-    axes.set_title(f"Gain from neighbors against their {name}", loc="left", fontsize=11.5, color=INK)
+    axes.set(xlabel="neighbor purity in the last epoch (%)", ylabel="gain over no neighbors (points)")
+    axes.set_title("Gain from neighbors against their purity", loc="left", fontsize=11.5, color=INK)
     axes.grid(color=GRID)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8.5, ncols=2)
     save_png(figure, file)
