@@ -164,14 +164,14 @@ class PaperSystem(NamedTuple):
 
 def paper_systems() -> list[PaperSystem]:
     """Return the systems of the paper's Tables 1 to 3 in the order of their first row."""
-    from snclr.studies.paper.reported import TABLES
+    from snclr.studies.paper import named_studies
     from snclr.studies.runs import UNTRAINED
 
     systems: dict[str, PaperSystem] = {}
-    for table in TABLES.values():
+    for table in named_studies().values():
         metric = "linear" if "linear" in table.measures else "AP_bb"
         for row in table.systems:
-            if row.method != UNTRAINED:
+            if row.reported and row.method != UNTRAINED:
                 label = row.label.split(" at ")[0].split(" (")[0].rstrip("*")
                 found = systems.setdefault(label, PaperSystem(label, row.method, _flags(row), []))
                 if "linear" in table.measures or (table.needs_coco and not found.reported):

@@ -1,11 +1,11 @@
-"""Run the study "when do neighbors help": several methods, data sets and seeds, tuned with equal effort.
+"""Run the study "when do neighbors help": several methods, datasets and seeds, tuned with equal effort.
 
     python scripts/neighbor_study.py run --images DIR --work DIR     # several may run at once; each takes the next run
     python scripts/neighbor_study.py list                            # the runs and which of them are recorded
 
 docs/results/neighbor-study.md states the protocol. A finished run is one line in results/neighbor-study.jsonl; a
 stopped run starts again. The DIR of --images has the folders coil100, coil100-front, coil100-back, omniglot, digits,
-cifar5-test, cifar5-small, cifar10/train and cifar10/test, and the file lite0.safetensors.
+mnist, fashion, cifar5-test, cifar5-small, cifar10/train and cifar10/test, and the file lite0.safetensors.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ UNTUNED: dict[str, Any] = {"lr": 0.006, "temperature": 0.2}
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images, views and metric of one data set."""
+    """Images, views and metric of one dataset."""
 
     folder: str
     epochs: int
@@ -96,6 +96,8 @@ DATA: dict[str, DataSet] = {
     "omniglot": DataSet("omniglot", 20, _CROPS, labels=(0, 5, 10, 15)),
     "cifar5": DataSet("demo", 12, {"views": "cifar", "crop_min": 0.35}, test="cifar5-test"),
     "digits": DataSet("digits", 40, {**_CROPS, "queue_length": 1024}, labels=(0, 45, 90, 135)),
+    "mnist": DataSet("mnist", 14, {**_CROPS, "queue_length": 2048}, labels=(0, 75, 150, 225)),
+    "fashion": DataSet("fashion", 14, {**_CROPS, "queue_length": 2048}, labels=(0, 75, 150, 225)),
     "cifar5-imagenet": DataSet("cifar5-small", 4, _FROM_WEIGHTS, test="cifar5-test", weights="lite0.safetensors"),
     "cifar10": DataSet("cifar10/train", 20, {"views": "cifar", "crop_min": 0.35}, test="cifar10/test"),
 }
@@ -112,7 +114,7 @@ class Run:
 
     stage: str
     """tune, test (tune2, test2, tune3, test3: rounds 2 and 3), sweep, agreeing, ladder, cpu, sector,
-    ablate or weights."""
+    ablate, weights, gate or search."""
     data: str
     row: str
     seed: int
@@ -168,13 +170,15 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     for data in EQUAL_CPU_EPOCHS:
         yield from equal_cpu_runs(data, records)
     yield from weights_runs()
+    yield from gate_runs()
+    yield from search_runs()
     yield from [*sweep, *agreeing_runs()]
     for round_ in ("2", "3"):
         yield from round_runs("coil100", round_, records)
 
 
 def round_runs(data: str, round_: str, records: dict[str, dict[str, Any]]) -> Iterator[Run]:
-    """Yield the trials of one round on one data set, then its tests, seed by seed."""
+    """Yield the trials of one round on one dataset, then its tests, seed by seed."""
     rows = SHARED_ROWS if round_ == "3" else ROWS
     for row in rows:
         yield from tuning_runs(data, row, round_, records) or ()
@@ -260,6 +264,33 @@ def weights_runs() -> Iterator[Run]:
             yield Run("weights", "cifar5-imagenet", row, seed, DATA["cifar5-imagenet"].epochs, settings)
 
 
+def gate_runs() -> Iterator[Run]:
+    """Yield the runs that test `min_agreement` on data without a part in its choice, and on the sweep's, not tuned."""
+    changed: tuple[dict[str, Any], ...] = ({}, {"views": "cifar", "crop_min": 0.35})
+    rows: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("none", {}), ("soft-max", {}), ("soft-max", {"min_agreement": 0.5}), ("simclr", {}),
+    )  # fmt: skip
+    for seed in SWEEP_SEEDS:
+        for data in ("mnist", "fashion"):
+            for view in changed:
+                for row, settings in rows if view == {} else rows[:3]:
+                    k = {} if row == "simclr" else {"neighbors": 10}
+                    yield Run("gate", data, row, seed, DATA[data].epochs, {**UNTUNED, **view, **k, **settings})
+        for data, view in (("coil100", {}), ("digits", {}), ("cifar5", {}), ("coil100", changed[1])):
+            settings = {**UNTUNED, **view, "neighbors": 10, "min_agreement": 0.5}
+            yield Run("gate", data, "soft-max", seed, DATA[data].epochs, settings)
+
+
+def search_runs() -> Iterator[Run]:
+    """Yield the runs that search in other features, with the settings of the sweep and ten neighbors."""
+    changes = ({"search_view": "plain"}, {"search_space": "encoder"}, {"unique_neighbors": True})
+    for seed in SWEEP_SEEDS:
+        for data in ("digits", "mnist"):
+            for change in changes:
+                settings = {**UNTUNED, "neighbors": 10, **change}
+                yield Run("search", data, "soft-max", seed, DATA[data].epochs, settings)
+
+
 def cifar10_runs() -> Iterator[Run]:
     """Yield the runs on all of CIFAR-10, not tuned."""
     for row in ("none", "soft", "simclr", "hard", "soft-max", "nnclr", "byol"):
@@ -289,8 +320,11 @@ def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
     snclr.pretrain(quiet=True, **settings)
     cost = {"cpu_seconds": round(time.process_time() - cpu, 1), "seconds": round(time.monotonic() - start, 1)}
     logged = [line for line in read_jsonl(folder / "metrics.jsonl") if line["epoch"] > run.epochs - 1]
-    names = ("loss", "neighbor_purity", "neighbor_agreement", "queue_agreement", "pulled_share", "spread", "queue_knn")
+    names = ("loss", "neighbor_purity", "neighbor_agreement", "pulled_share", "spread", "queue_knn")
     health = {name: _mean([line[name] for line in logged if line.get(name) is not None]) for name in names}
+    if "min_agreement" in run.settings:
+        used = [line["neighbors_used"] for line in read_jsonl(folder / "metrics.jsonl") if "neighbors_used" in line]
+        health["neighbors_used"] = _mean(used)  # over all epochs but the first
     scores = evaluate(run, folder, source, images)
     shutil.rmtree(folder, ignore_errors=True)
     return {"key": run.key, "stage": run.stage, "data": run.data, "row": run.row, "seed": run.seed,
@@ -428,7 +462,7 @@ def main() -> int:
     """Run or list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "list"))
-    parser.add_argument("--images", type=Path, help="the folder of the data sets")
+    parser.add_argument("--images", type=Path, help="the folder of the datasets")
     parser.add_argument("--work", type=Path, help="a folder for the runs while they train")
     parser.add_argument("--cifar10", action="store_true", help="the runs on all of CIFAR-10 instead of the small sets")
     a = parser.parse_args()

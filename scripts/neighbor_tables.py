@@ -28,14 +28,14 @@ from neighbor_study import (
     read_records,
     tuning_runs,
 )
-from snclr.studies.statistics import paired, summarize
+from snclr.studies.tables import paired, summarize
 
 PAGE = ROOT / "docs" / "results" / "neighbor-study.md"
 FIGURES = PAGE.parent / "figures"
 METRICS = {"one_label": "one label", "four_labels": "four labels", "knn": "kNN", "linear": "linear"}
 COLORS = {"soft-max": "#2f6fb3", "hard": "#c8553d", "coil100": "#2f6fb3", "omniglot": "#c8553d", "cifar5": "#3f8f5f",
-          "cifar10": "#7d5fb2", "digits": "#b58a1d"}  # fmt: skip
-MARKERS = {"coil100": "o", "digits": "v", "omniglot": "s", "cifar5": "^", "cifar10": "D"}
+          "cifar10": "#7d5fb2", "digits": "#b58a1d", "mnist": "#5a5a5a", "fashion": "#c06fa8"}  # fmt: skip
+MARKERS = {"coil100": "o", "digits": "v", "omniglot": "s", "cifar5": "^", "cifar10": "D", "mnist": "P", "fashion": "X"}
 STEPS = {"momentum": "no EMA", "predictor_layers": "no predictor", "negatives": "negatives of both views"}
 """Settings of the ladder, in words."""
 LADDER_METRICS = {"coil100": ("one_label", "four_labels"), "cifar5": ("knn", "linear")}
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def accuracy_tables(records: list[Record]) -> str:
-    """Return one table per data set: accuracy, difference to none, purity and CPU seconds of each row."""
+    """Return one table per dataset: accuracy, difference to none, purity and CPU seconds of each row."""
     parts = []
     for data in DATA:
         parts += [
@@ -182,7 +182,7 @@ def _percent(runs: dict[int, Record], name: str) -> str:
 
 
 def tuning_table(records: list[Record]) -> str:
-    """Return the chosen trial of each row and data set."""
+    """Return the chosen trial of each row and dataset."""
     by_key = {r["key"]: r for r in records}
     lines = ["| data | row | round | chosen | validation accuracy of the trials |", "|---|---|--:|---|---|"]
     for data in DATA:
@@ -197,26 +197,26 @@ def tuning_table(records: list[Record]) -> str:
 
 
 def sweep_table(records: list[Record]) -> str:
-    """Return gains over none and purity of every point of the figure, and the gains of SimCLR."""
+    """Return gains over none and purity of every point of the figure, and the gains of SimCLR and with the gate."""
     lines = [
-        "| data | views | K | row | seeds | purity | agreement | one label, or kNN | four labels, or linear |",
-        "|---|---|--:|---|--:|--:|--:|--:|--:|",
+        "| data | views | K | row | seeds | purity | agreement | used | one label, or kNN | four labels, or linear |",
+        "|---|---|--:|---|--:|--:|--:|--:|--:|--:|",
     ]
     for point in gains(records):
-        shares = [_percent(point["runs"], name) for name in ("neighbor_purity", "neighbor_agreement")]
+        shares = [_percent(point["runs"], name) for name in ("neighbor_purity", "neighbor_agreement", "neighbors_used")]
         cells = [point["data"], point["views"], str(point["k"] or "–"), point["row"], str(len(point["runs"])), *shares]
         lines.append("| " + " | ".join([*cells, *map(_difference, point["pairs"])]) + " |")
     return "\n".join(lines)
 
 
 def estimate_table(records: list[Record]) -> str:
-    """Return the correlation of the label-free estimates with purity over all runs, and per data set."""
+    """Return the correlation of the label-free estimates with purity over all runs, and per dataset."""
     from scipy.stats import spearmanr
 
     lines = ["| runs | n | neighbor agreement | queue agreement |", "|---|--:|--:|--:|"]
     for data in ("all", *DATA):
         runs = [r for r in records if data in ("all", r["data"]) and r["neighbor_purity"] is not None]
-        runs = [r for r in runs if r["neighbor_agreement"] is not None]
+        runs = [r for r in runs if r["neighbor_agreement"] is not None and r.get("queue_agreement") is not None]
         if len(runs) > 2:
             purity = [r["neighbor_purity"] for r in runs]
             cells = [
@@ -234,10 +234,12 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], dict[int, Record]] = defaultdict(dict)
     for r in records:
         is_simclr = (r["stage"], r["row"]) == ("ladder", "simclr")
-        if is_simclr or r["stage"] in ("sweep", "agreeing"):
+        if is_simclr or r["stage"] in ("sweep", "agreeing", "gate"):
             view = tuple((name, r["settings"][name]) for name in ("views", "crop_min") if name in r["settings"])
             row = f"agreeing {r['row']}" if r["stage"] == "agreeing" else r["row"]
-            groups[r["data"], view, r["settings"].get("neighbors"), row][r["seed"]] = r
+            row = f"gated {row}" if "min_agreement" in r["settings"] else row
+            k = None if row == "none" else r["settings"].get("neighbors")
+            groups[r["data"], view, k, row][r["seed"]] = r
     points = []
     for (data, view, k, row), runs in groups.items():
         base = groups.get((data, view, None, "none"))
