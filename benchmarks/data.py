@@ -37,10 +37,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from snclr.api.pack import pack
+from snclr.api.export import pack
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.loader import CropSteps, ViewLoader
-from snclr.data.transforms.views import VIEW_GROUPS, crop_view
+from snclr.data.transforms.views import VIEW_GROUPS, crop_images
 from snclr.data.workers import in_processes
 
 VIEWS = VIEW_GROUPS["byol"]
@@ -72,7 +72,7 @@ def bare_work(task: tuple[list[int], int, bool]) -> int:
         image = _source.load(index, min_side=4 * size)
         if crops:
             for view, settings in enumerate(VIEWS):
-                crop_view(image, settings, size, seed=0, epoch=0, index=index, view=view)
+                crop_images([image], settings, size, seed=0, epoch=0, ids=np.array([index]), view=view)
     return len(ids)
 
 

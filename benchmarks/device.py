@@ -45,7 +45,7 @@ from torch.utils.flop_counter import flop_registry
 from compiled_kernels import compiled_kernels
 from cost_model import A100, H100, Job, Machine, distinct_picks
 from snclr.data.transforms import compiled_color, views
-from snclr.data.transforms.fused_color import fused_color
+from snclr.data.transforms.compiled_color import fused_color
 from snclr.methods.common import kernels
 from snclr.methods.common.kernels import Keys
 from snclr.methods.snclr.loss import SoftNeighborLoss

@@ -25,8 +25,8 @@ from PIL import Image
 
 from snclr.checkpoint.encoder_file import save_encoder
 from snclr.data.datasets.base import open_dataset
-from snclr.evaluation.feature_store import Block, FeatureStore
 from snclr.evaluation.features import BLOCK
+from snclr.evaluation.state import Block, FeatureStore
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import build_encoder, resolve_encoder
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from snclr.checkpoint.encoder_file import save_snapshot, snapshots
 from snclr.checkpoint.run_dir import LOCK, RunDir, open_run
-from snclr.checkpoint.snapshots import load_snapshot, save_snapshot, snapshots
 from snclr.errors import UserError
 from snclr.io.locking import FileLock
 
@@ -230,7 +231,7 @@ def test_snapshots_are_spread_evenly_and_do_not_depend_on_a_resume(tmp_path):
     for step in (3, 6, 9, 6, 9, 12, 15, 18, 20):  # saved every 3 steps, resumed from step 3
         save_snapshot(run, encoder, step, total_steps=20, keep=4)
     assert list(snapshots(run)) == [6, 12, 15, 20]
-    assert torch.equal(load_snapshot(snapshots(run)[6])["weight"], encoder.weight)
+    assert torch.equal(load_file(snapshots(run)[6])["weight"], encoder.weight)
 
 
 def test_without_keep_encoders_no_snapshot_is_written(tmp_path):

@@ -1,6 +1,8 @@
 """The command line: fast help, every flag, one-line errors, exit codes."""
 
+import errno
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -10,7 +12,7 @@ import pytest
 
 from snclr.cli import main as program
 from snclr.cli.flags import normalize_spelling
-from snclr.cli.main import COMMANDS, build_app, main
+from snclr.cli.main import COMMANDS, build_app, load_command, main
 from snclr.errors import UserError
 from snclr.methods.config import METHODS
 from snclr.runtime.settings import current_name
@@ -86,6 +88,12 @@ def test_every_command_and_every_flag_has_help(command, capsys):
         assert argument.parameter.help or not argument.show, argument.name
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_indented_lines_of_the_help_fit_into_80_columns(command):
+    lines = load_command(command).examples.splitlines()
+    assert [line for line in lines if line.startswith("  ") and len(line) > 80] == []
+
+
 def test_import_and_help_load_nothing_heavy():
     code = """
 import sys, snclr, snclr.cli.main
@@ -141,26 +149,27 @@ _PRETRAIN = "snclr pretrain --data DATA --out OUT [OPTIONS]"
         (["pretrain", "--epochs", "five"], '--epochs: "five" is not a whole number', _PRETRAIN),
         (["pretrain", "/usr"], "unexpected argument /usr. Did you mean --data /usr?", _PRETRAIN),
         (["pretrain", "/usr", "r s"], "/usr 'r s'. Did you mean --data /usr --out 'r s'?", _PRETRAIN),
+        (["pretrain", "—data", "x"], "Did you mean --data, with two hyphens?", _PRETRAIN),
         (["pretrain", "--data", "demo", "--out"], "--out needs a value", _PRETRAIN),
         (["knn", "run", "--k", "1.5"], '"1.5" is not a whole number or auto', "snclr knn RUN [OPTIONS]"),
         (["fewshot", "run", "--labels", "2"], "Did you mean --labels-per-class?", "snclr fewshot RUN [OPTIONS]"),
         (["export", "run", "--format", "onnx"], "unknown option --format. The formats are --to.",
-         "snclr export RUN --to STR [OPTIONS]"),
+         "snclr export RUN --to TO [OPTIONS]"),
         (["export", "run", "--to", "timm", "onnx"], "argument onnx. Separate formats by commas: --to timm,onnx",
-         "snclr export RUN --to STR [OPTIONS]"),
+         "snclr export RUN --to TO [OPTIONS]"),
         (["pretrain", "--model", "resnet50"], "The model is --encoder.", _PRETRAIN),
         (["explore", "run", "--no-open"], "only prints the address.", "snclr explore RUN [OTHER] [OPTIONS]"),
         (["knn", "run", "--neighbours", "5"], "The number of neighbors is --k.", "snclr knn RUN [OPTIONS]"),
         (["pack", "--data", "x"], "snclr pack FOLDER --shards OUT", "snclr pack [FOLDER] [OPTIONS]"),
         (["ablate", "--tabel", "queue"], "Did you mean --table instead of --tabel?",
-         "snclr ablate --data DATA --table CHOICE --out PATH [OPTIONS]"),
+         "snclr ablate --data DATA --table TABLE --out OUT [OPTIONS]"),
         (["plan", "--data", "demo", "stray"], "unexpected argument stray", "snclr plan --data DATA [OPTIONS]"),
         (["plan", "--gamma", "most"], '--gamma: "most" is not a number or max', "snclr plan --data DATA [OPTIONS]"),
         (["knn", "run", "--hel"], "unknown option --hel. Did you mean --help?", "snclr knn RUN [OPTIONS]"),
         (["knn"], "RUN is missing", "snclr knn RUN [OPTIONS]"),
         (["neighbors"], "RUN is missing", "snclr neighbors RUN [IMAGE...] [OPTIONS]"),
         (["export", "run"], "--to is missing; choose one or more of torchvision, timm, detectron2",
-         "snclr export RUN --to STR [OPTIONS]"),
+         "snclr export RUN --to TO [OPTIONS]"),
         (["explore"], "RUN is missing", "snclr explore RUN [OTHER] [OPTIONS]"),
     ],
 )  # fmt: skip
@@ -267,6 +276,23 @@ def test_a_closed_pipe_is_not_an_error():
     )
     assert process.stderr == ""
     assert process.stdout.strip()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_that_says_so():
+    with open("/dev/full", "w") as full:
+        process = subprocess.run([sys.executable, "-um", "snclr", "encoders"], stdout=full, stderr=-1, text=True)
+    assert process.returncode == 2
+    assert "snclr encoders: cannot read or write the output (No space left on device)" in process.stderr
+
+
+def test_a_missing_permission_is_an_error_that_names_the_path(monkeypatch, tmp_path, capsys):
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder / "shards.json"))
+
+    monkeypatch.setattr("snclr.data.shards.open.is_shard_folder", refuse)
+    assert main(["pretrain", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == 2
+    assert f"cannot read or write {tmp_path / 'shards.json'} (Permission denied)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 from snclr.api.demo import demo
 from snclr.checkpoint.run_dir import RunDir
 from snclr.cli.main import main
-from snclr.data.datasets.demo import open_demo
+from snclr.data.datasets.builtin import open_demo
 from snclr.data.splits import take
 from snclr.errors import UserError
 from snclr.evaluation.results import read_results
@@ -91,7 +91,7 @@ def test_the_table_has_standard_errors_chance_and_baselines(tmp_path, monkeypatc
             dataset, np.concatenate([np.flatnonzero(dataset.labels == n)[: sizes[split] // 5] for n in range(5)])
         )
 
-    monkeypatch.setattr("snclr.data.datasets.demo.open_demo", few)
+    monkeypatch.setattr("snclr.data.datasets.builtin.open_demo", few)
     assert main(["demo", "--out", str(tmp_path / "run"), "--epochs", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("top-1 accuracy ± standard error on 50 test images; chance 20.0% (1/5)")

@@ -15,11 +15,10 @@ from snclr.checkpoint.encoder_file import load_encoder
 from snclr.cli import main as cli
 from snclr.errors import UserError
 from snclr.evaluation.detection import task as detection_task
-from snclr.evaluation.detection.detector import open_detector
-from snclr.evaluation.detection.task import DetectionTask
+from snclr.evaluation.detection.task import DetectionTask, open_detector
 from snclr.evaluation.results import read_results
 from snclr.io.locking import FileLock
-from snclr.reports.figures.detection import DrawnImage, DrawnObject, blend, draw_detections
+from snclr.reports.figures.detection import DrawnObject, blend, draw_panels
 from snclr.runtime.stop import StopRequested
 from tests.helpers import tiny_coco, tiny_run
 
@@ -102,7 +101,7 @@ def test_initial_weights_come_from_a_run_a_seed_or_a_file(run, data, tmp_path):
 def test_bad_input_is_refused(run, data, tmp_path):
     with pytest.raises(UserError, match="--encoder resnet50"):
         detect(tmp_path / "none", data=data, init="random", **SMALL)
-    with pytest.raises(UserError, match="a run has an encoder of its own"):
+    with pytest.raises(UserError, match="a run has its own encoder"):
         detect(run, data=data, encoder="resnet18", **SMALL)
     with pytest.raises(UserError, match="no finished detector"):
         detect(run, data=data, detector=tmp_path, **SMALL)
@@ -165,7 +164,7 @@ def test_the_figure_shows_masks_and_accepts_any_name(tmp_path):
     drawn = DrawnObject("a $name_with^maths$", 0.5, (10, 10, 10, 10), mask)
     changed = (blend(image, [drawn]) != image).any(-1)
     assert np.array_equal(changed, mask.astype(bool))
-    draw_detections([DrawnImage("x.png", image, [drawn], [])] * 3, tmp_path / "f.png", title="t", score=0.5)
+    draw_panels([("x.png", image, [drawn]), ("predicted", image, [])] * 3, tmp_path / "f.png", title="t")
     with Image.open(tmp_path / "f.png") as figure:
         assert figure.size == (1720, 50 + 2 * (280 + 60))  # two pairs in the first row, one in the second
 

@@ -65,15 +65,26 @@ MISTAKES = {
     "search {run} missing.jpg --data {images}": "there is no file or folder missing.jpg",
     "explain {run} missing.jpg": "there is no file or folder missing.jpg",
     "explain {run} {images}": "{images} is a folder; give one image",
+    "explain {run} {broken}": "{broken} cannot be read: not an image of a known format",
+    "explain {run} {photo} --device gpu": "there is no device 'gpu'",
+    "search {run} {broken}": "{broken} cannot be read: ",
+    "neighbors {run} {broken}": "{broken} cannot be read: ",
     "search {run} a.jpg --k 0": "--k must be at least 1, not 0",
     "explain {run} a.jpg --out /proc/x.png": "cannot write /proc/x.png",
     "embed {run} --out a.npy --batch-size 0": "--batch-size must be at least 1, not 0",
     "embed {run} --out a.csv": "--out a.csv ends in '.csv'; use .npy or .npz or .parquet",
     "embed {run} --out /proc/a.npy": "cannot write /proc/a.npy",
     "neighbors {run} --k 101": "--k must be at least 1 and at most 100, not 101",
+    "neighbors {run} --neighbours 101": "--neighbors must be at least 1 and at most 100, not 101",
+    "neighbors {run} --neighbors=0": "--neighbors must be at least 1 and at most 100, not 0",
+    "neighbors {run} --neighbor 3": "unknown option --neighbor. Did you mean --neighbors?",
     "search {run} a.jpg --out /proc/x.png": "cannot write /proc/x.png",
     "report {run}x": "(did you mean '{run}'?)",
     "report {run} {run}x": "(did you mean '{run}'?)",
+    "report {run} {run}": "a run was given twice",
+    "report {run} {run} --data {images}": "--data and --class-names apply to the report of one run",
+    "report {run} --device gpu": "there is no device 'gpu'",
+    "report {run} --neighbours 300": "--neighbors must be at least 1 and at most 20, not 300",
     "report {run} --out page.pdf": "--out page.pdf ends in '.pdf'",
     "report {run} --class-names none.txt": "cannot read the class names in none.txt",
     "export {run} --to timm --out /proc/x": "cannot write /proc/x",
@@ -97,8 +108,11 @@ def test_mistakes_are_reported_without_torch(run, images, tmp_path):
         "run": run,
         "runs": run.parent,
         "tmp": tmp_path,
+        "photo": images / "red/red_1.png",
+        "broken": tmp_path / "broken.jpg",
         "typo": images.with_name(images.name[1:]),
     }
+    names["broken"].write_text("no image")
     commands = [[part.format(**names) for part in command.split()] for command in MISTAKES]
     code = (
         "import contextlib, io, json, sys\n"

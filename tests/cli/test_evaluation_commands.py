@@ -24,9 +24,9 @@ from snclr.data.datasets.base import open_dataset
 from snclr.errors import UserError
 from snclr.evaluation import features as extraction
 from snclr.evaluation import knn, state
-from snclr.evaluation.feature_store import FeatureStore, images_digest
 from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import AccuracyResult, Baseline, read_results
+from snclr.evaluation.state import FeatureStore, images_digest
 from snclr.methods.snclr.loss import positiveness
 from snclr.runtime.stop import StopRequested
 from snclr.train.load_run import load_trained_method
@@ -119,7 +119,7 @@ def test_a_full_disk_disables_the_cache_only(run, monkeypatch, capsys):
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("snclr.evaluation.feature_store.write_atomic", full)
+    monkeypatch.setattr("snclr.evaluation.state.write_atomic", full)
     assert snclr.knn(run, k=5).top1 is not None
     assert "features are not cached" in capsys.readouterr().err
 
@@ -441,7 +441,7 @@ def test_unsuitable_data_exits_with_code_2(run, bad, command, data, message, cap
         (["neighbors", "{run}", "--out", "a.gif"], ".png"),
         (["neighbors", "{run}", "nowhere.png"], "nowhere.png"),
         (["neighbors", "{run}", "--candidates", "nowhere"], "nowhere"),
-        (["neighbors", "{run}", "{broken}"], "could be read"),
+        (["neighbors", "{run}", "{broken}"], "cannot be read"),
     ],
 )
 def test_invalid_flags_exit_with_code_2(run, images, argv, message, capsys):
@@ -461,7 +461,7 @@ def test_invalid_flags_exit_with_code_2(run, images, argv, message, capsys):
 def test_top5_is_printed_with_its_chance_from_ten_classes_on(classes, chance, shown, capsys):
     result = AccuracyResult(
         kind="linear-cached", time="", top1=0.5, top5=0.9, n=100, standard_error=0.05, classes=classes, chance=chance,
-        protocol="", baselines={"raw_pixels": Baseline(0.4, 0.8, 0.05)}, warnings=[], unlabeled=0, skipped=0,
+        protocol="", data="", baselines={"raw_pixels": Baseline(0.4, 0.8, 0.05)}, warnings=[], unlabeled=0, skipped=0,
     )  # fmt: skip
     show_accuracy(result)
     lines = capsys.readouterr().out.splitlines()

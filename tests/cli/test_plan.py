@@ -92,9 +92,8 @@ def test_unreadable_images_are_counted_as_training_and_evaluation_do(images, tmp
     assert "unreadable images: 3, " in capsys.readouterr().out
     assert main(["knn", str(run), "--k=5", "--no-baselines"]) == 0
     assert "  unreadable images: 3, left out\n" in capsys.readouterr().out
-    sampled = check_images(str(many), min_side=16, limit=10)
-    assert sampled.checked == 10
-    assert check_images("demo", min_side=16).checked == 0
+    assert check_images(str(many), min_side=16, limit=10)[0] == 10
+    assert check_images("demo", min_side=16) == (0, {})
 
 
 def test_with_several_processes_one_rank_is_measured(images, capsys):
@@ -110,7 +109,7 @@ def test_with_several_processes_one_rank_is_measured(images, capsys):
 
 
 def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
-    found = plan(steps=1, data=str(images), **{**SMALL, "epochs": 4}, probe_minutes=5)
+    found = plan(steps=1, data=str(images), **{**SMALL, "epochs": 4}, min_agreement=0.0, probe_minutes=5)
     assert found.probe.steps == 12  # the whole run, which is shorter than the probe
     assert 0 <= found.probe.agreement <= 1
     assert 0 <= found.probe.purity <= 1
@@ -119,11 +118,12 @@ def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
     text = capsys.readouterr().out
     assert f"{found.probe.agreement:.0%} agree between two views" in text
     assert found.probe.advice in text
-    assert found.probe.advice == neighbor_advice(found.probe.purity, found.probe.pulled_share)
+    assert found.probe.advice == neighbor_advice(found.probe.agreement, found.probe.purity, found.probe.pulled_share)
     assert re.search(r"have the image's class \(chance \d+%\)", text)
     short = plan(steps=1, data=str(images), **SMALL, probe_minutes=1e-6, search_view="plain", sides="neither").probe
     assert (short.steps, short.agreement, short.pulled_share) == (1, None, None)
     assert "after 1 step are those of an almost untrained encoder" in short.advice
+    assert short.advice.endswith("about 50 steps: --probe-minutes 1")
     assert plan(steps=1, data=str(images), **SMALL).probe.minutes == 1  # the default for SNCLR
     assert plan(steps=1, data=str(images), **SMALL, probe_minutes=0).probe is None
 
@@ -134,16 +134,17 @@ def test_slow_steps_end_the_measurement(images, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("purity", "pulled", "texts"),
+    ("agreement", "purity", "pulled", "texts"),
     [
-        (0.7, 1.0, ["70%", "may help", "--sides neither"]),
-        (0.3, 1.0, ["30%", "not likely to help", "--search-view plain"]),
-        (0.7, 0.4, ["70%", "--sides neither", "40%", "--gamma pull"]),
-        (None, None, ["not known", "--sides neither"]),
+        (0.6, None, 1.0, ["60% agree", "are likely to help", "--sides neither"]),
+        (0.6, 0.7, 0.4, ["60% agree", "are likely to help", "40%", "--gamma pull"]),
+        (0.6, 0.3, 1.0, ["30% have the image's class", "not likely to help", "--min-agreement 0.5"]),
+        (0.2, 0.9, 1.0, ["20% agree", "not likely to help", "--min-agreement 0.5"]),
+        (None, None, None, ["unknown", "--sides neither"]),
     ],
 )
-def test_the_advice_follows_purity_and_pulled_share(purity, pulled, texts):
-    advice = neighbor_advice(purity, pulled)
+def test_the_advice_follows_agreement_purity_and_pulled_share(agreement, purity, pulled, texts):
+    advice = neighbor_advice(agreement, purity, pulled)
     assert [text for text in texts if text not in advice] == []
     assert ("--gamma pull" in advice) is ("--gamma pull" in texts)
 

@@ -102,11 +102,11 @@ def test_accuracy_by_class_and_confusion_matrix(run: Path, tmp_path: Path) -> No
 def test_a_knn_result_that_cannot_be_repeated_has_no_class_table(run: Path) -> None:
     assert 'id="classes"' not in Path(report(run, quiet=True).report).read_text()
     record = knn(run, k=7, quiet=True)
-    append_result(run, "knn", {"top1": record.top1 / 2}, record.protocol)
+    append_result(run, "knn", {"top1": record.top1 / 2}, record.protocol, settings=record.settings)
     parsed, _ = written(run)
     assert f"kNN now gives {record.top1:.2%} instead of the recorded {record.top1 / 2:.2%}" in parsed.text()
     append_result(run, "knn", {"top1": 0.5}, "weighted vote")
-    assert "does not record its settings and images" in written(run)[0].text()
+    assert "does not record its settings" in written(run)[0].text()
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,10 @@ def test_runs_are_overlaid(trained: Path, run: Path, capsys: pytest.CaptureFixtu
     other = Path(shutil.copytree(run, run.parent / "<b>other"))
     settings = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(re.sub(r"(?m)^seed: .*$", "seed: 7", settings))
-    sets = "40 training and 100 test images, 3 classes (train a, test b)"
-    append_result(run, "knn", {"top1": 0.5, "top5": None}, f"kNN: k = 3; {sets}")
-    append_result(other, "knn", {"top1": 0.6, "top5": None}, f"kNN: k = 3; {sets}")
-    append_result(other, "linear-cached", {"top1": 0.9, "top5": None}, f"linear; {sets}")
+    sets = {"data": "train a, test b", "n": 100}
+    append_result(run, "knn", {"top1": 0.5, "top5": None}, "kNN", k=3, **sets)
+    append_result(other, "knn", {"top1": 0.6, "top5": None}, "kNN", k=3, **sets)
+    append_result(other, "linear-cached", {"top1": 0.9, "top5": None}, "linear", **sets)
     assert main(["report", str(run), str(other), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["report"] == str(run / "report-runs.html")
@@ -291,7 +291,8 @@ def test_runs_are_overlaid(trained: Path, run: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"images": 2}, "images is 2; a report takes 3 to 5,000"), ({"rows": 0}, "rows is 0"), ({"k": 21}, "k is 21"),
+        ({"images": 2}, "images must be at least 3 and at most 5,000, not 2"), ({"rows": 0}, "rows must be"),
+        ({"k": 21}, "k must be at least 1 and at most 20, not 21"),
         ({"out": "page.png"}, "ends in '.png'; use .html"),
     ],
 )  # fmt: skip

@@ -4,8 +4,8 @@ import contextlib
 
 import torch
 
-from snclr.data import copy_ahead as module
-from snclr.data.copy_ahead import copy_ahead, started_ahead
+from snclr.data import workers as module
+from snclr.data.workers import copy_ahead, started_ahead
 
 
 def test_the_next_item_is_started_before_one_is_yielded():

@@ -340,7 +340,7 @@ def test_a_missing_dataset_is_reported_and_not_downloaded(tmp_path, name, monkey
     import torchvision.datasets.utils
 
     monkeypatch.setattr(torchvision.datasets.utils, "_urlretrieve", lambda *_: pytest.fail("downloaded"))
-    advice = "download it or give" if builtin.BUILTIN[name].downloads else "get it from its publisher"
+    advice = "download it or give" if builtin.BUILTIN[name].get("downloads", True) else "get it from its publisher"
     with pytest.raises(UserError, match=f"{name} .*cannot be opened in .*{advice}") as caught:
         open_dataset(name, root=tmp_path)
     assert str(tmp_path) in str(caught.value)
@@ -356,8 +356,8 @@ def test_the_split_must_exist_and_imagenet_cannot_be_downloaded(tmp_path):
 def test_every_name_is_a_class_of_torchvision():
     import torchvision.datasets
 
-    assert all(hasattr(torchvision.datasets, entry.type) for entry in builtin.BUILTIN.values())
-    assert all("train" in entry.splits for entry in builtin.BUILTIN.values())
+    assert all(hasattr(torchvision.datasets, entry["class"]) for entry in builtin.BUILTIN.values())
+    assert all("train" in entry["splits"] for entry in builtin.BUILTIN.values())
 
 
 # Arrays and labels

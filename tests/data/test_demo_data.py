@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snclr.data.datasets import demo
+from snclr.data.datasets import builtin
 from snclr.data.datasets.base import ArrayDataset, open_dataset
 from snclr.data.decode import decode
 from snclr.errors import UserError
@@ -41,29 +41,29 @@ def test_images_are_distinct_and_splits_disjoint():
 
 def test_images_are_in_the_order_of_the_sheets():
     dataset = open_dataset("demo")
-    sheet = decode(demo.FOLDER / "train-horse-1.webp")
+    sheet = decode(builtin.DEMO_FOLDER / "train-horse-1.webp")
     # Image 400 of the class is the first of its second sheet; 21 of the sheet is in its second row and column.
     assert np.array_equal(dataset.images[400 * 5 + 3], sheet[:32, :32])
     assert np.array_equal(dataset.images[421 * 5 + 3], sheet[32:64, 32:64])
 
 
 def test_pixels_match_the_digest_in_origin_md():
-    sheets = sorted(demo.FOLDER.glob("*.webp"))
+    sheets = sorted(builtin.DEMO_FOLDER.glob("*.webp"))
     digest = hashlib.sha256(b"".join(decode(path).tobytes() for path in sheets)).hexdigest()
-    text = (demo.FOLDER / "ORIGIN.md").read_text(encoding="utf-8")
+    text = (builtin.DEMO_FOLDER / "ORIGIN.md").read_text(encoding="utf-8")
     assert f"`{digest}`" in text
     assert re.search(r"states no license", text)
     assert "Krizhevsky" in text
 
 
 def test_files_stay_small():
-    sizes = [path.stat().st_size for path in demo.FOLDER.iterdir()]
+    sizes = [path.stat().st_size for path in builtin.DEMO_FOLDER.iterdir()]
     assert max(sizes) < 1_000_000
     assert sum(sizes) < 12.5e6
 
 
 def test_without_the_images_the_error_says_how_to_build_them(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "FOLDER", tmp_path / "gone")
+    monkeypatch.setattr(builtin, "DEMO_FOLDER", tmp_path / "gone")
     with pytest.raises(UserError, match="build_demo_data"):
         open_dataset("demo")
 
@@ -85,7 +85,7 @@ def test_sheets_round_trip(script):
     images = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3)).astype(np.uint8)
     sheet = script.as_sheet(images)
     assert sheet.shape == (96, 640, 3)
-    assert np.array_equal(demo._cut(sheet), images)
+    assert np.array_equal(builtin._cut(sheet), images)
 
 
 def test_a_wrong_archive_is_refused(script, tmp_path, monkeypatch):

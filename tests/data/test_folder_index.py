@@ -6,7 +6,7 @@ import pickle
 import pytest
 from PIL import Image
 
-from snclr.data.cache import cache_folder, load_cached, save_cached, shard_cache_bytes
+from snclr.data.cache import ShardCache, cache_folder, load_cached, save_cached
 from snclr.data.datasets import folder as folders
 from snclr.data.datasets.folder import list_images
 
@@ -126,9 +126,9 @@ def test_an_unwritable_cache_is_not_an_error(tree, tmp_path, monkeypatch, caplog
 
 
 def test_the_limit_comes_from_the_environment(monkeypatch):
-    assert shard_cache_bytes() == 200 * 10**9
+    assert ShardCache.open("shards").limit == 200 * 10**9
     monkeypatch.setenv("SNCLR_CACHE_SIZE", "5GB")
-    assert shard_cache_bytes() == 5 * 10**9
+    assert ShardCache.open("shards").limit == 5 * 10**9
 
 
 def test_cache_entries_are_hashed(tmp_path, caplog):

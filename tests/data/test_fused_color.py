@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snclr.data.transforms import compiled_color
-from snclr.data.transforms.fused_color import fused_color
+from snclr.data.transforms.compiled_color import fused_color
 from snclr.data.transforms.views import TRAIN_CROP, VIEW_GROUPS, ViewSettings, color_views, local_view
 
 COMPILED = [name for name, pair in VIEW_GROUPS.items() if not pair[0].randaugment and name != "crops"]

@@ -12,7 +12,7 @@ import time
 import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from snclr.api.pack import pack, verify_shards
+from snclr.api.export import pack, verify_shards
 from snclr.cli import main as cli
 from snclr.data.datasets.base import open_dataset
 from snclr.data.shards import pack as pack_module
@@ -24,7 +24,6 @@ from tests.helpers.shard_data import jpeg, make_folder
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SNCLR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(cli.COMMANDS, "pack", ("pack", "write a folder of images as shards"))
 
 
 def digests(folder):
@@ -257,7 +256,7 @@ def tree(folder):
 
 SLOW = """
 import sys, time
-from snclr.api.pack import pack, verify_shards
+from snclr.api.export import pack, verify_shards
 from snclr.cli import main as cli
 from snclr.data.shards import pack as pack_module
 original = pack_module.write_shard

@@ -10,12 +10,12 @@ import time
 import fsspec
 import pytest
 
-from snclr.api.pack import pack
+from snclr.api.export import pack
+from snclr.data import remote
+from snclr.data.cache import RemoteShard, ShardCache
 from snclr.data.datasets.base import open_dataset
 from snclr.data.loader import ViewLoader
-from snclr.data.remote import retry
-from snclr.data.remote.files import RemoteState, download, remote_state
-from snclr.data.shards.cache import RemoteShard, ShardCache
+from snclr.data.remote import download, remote_state
 from snclr.data.shards.dataset import START
 from snclr.data.transforms.views import VIEW_GROUPS
 from snclr.errors import UserError
@@ -33,7 +33,7 @@ def site(tmp_path):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SNCLR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(retry, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "BACKOFF_SECONDS", 0.0)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
@@ -125,7 +125,7 @@ def test_a_failing_server_is_reported_after_the_timeout(site, tmp_path):
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_server_outage_is_retried(site, tmp_path, monkeypatch, capsys, breaks):
-    monkeypatch.setattr(retry, "BACKOFF_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "BACKOFF_SECONDS", 0.1)
     monkeypatch.setenv("SNCLR_NETWORK_TIMEOUT", "60")
     (site.folder / "x.tar").write_bytes(os.urandom(10**6))
     site.breaks = int(breaks)
@@ -149,13 +149,13 @@ def test_a_server_outage_is_retried(site, tmp_path, monkeypatch, capsys, breaks)
 
 def test_the_network_timeout_restarts_with_progress(site, tmp_path, monkeypatch):
     (site.folder / "x.tar").write_bytes(os.urandom(10**6))
-    monkeypatch.setattr(retry, "BACKOFF_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "BACKOFF_SECONDS", 0.2)
     site.breaks = 3
     with pytest.raises(UserError, match=r"could not be read for 0\.1 seconds"):
         download(f"{site.url}/x.tar", tmp_path / "x", size=10**6, timeout=0.1)
     site.breaks = 3
     with monkeypatch.context() as patch:
-        patch.setattr(retry, "PROGRESS_SECONDS", 0.0)  # every attempt counts as progress
+        patch.setattr(remote, "PROGRESS_SECONDS", 0.0)  # every attempt counts as progress
         download(f"{site.url}/x.tar", tmp_path / "x", size=10**6, timeout=0.1)
     site.down()
     monkeypatch.setenv("SNCLR_NETWORK_TIMEOUT", "0.5")
@@ -193,19 +193,19 @@ def test_a_full_disk_is_not_retried_as_a_network_error(site, tmp_path):
 
 def test_the_error_of_one_thread_cancels_the_retries_of_all(site, monkeypatch):
     """The states of many shards are requested in threads; an error must not leave retries running."""
-    monkeypatch.setattr(retry, "BACKOFF_SECONDS", 100.0)
+    monkeypatch.setattr(remote, "BACKOFF_SECONDS", 100.0)
 
     def request(number):
         if number == 3:
             time.sleep(0.2)
             raise UserError("no such shard")
-        retry.retry("x", lambda: (_ for _ in ()).throw(retry.TransientError("refused")))
+        remote.retry("x", lambda: (_ for _ in ()).throw(remote.TransientError("refused")))
 
     start = time.monotonic()
     with pytest.raises(UserError, match="no such shard"):
-        retry.map_in_threads(request, range(3, -1, -1))
+        list(remote.map_in_threads(request, range(3, -1, -1)))
     assert time.monotonic() - start < 90
-    assert retry.map_in_threads(lambda number: number, range(3)) == [0, 1, 2]
+    assert list(remote.map_in_threads(lambda number: number, range(3))) == [0, 1, 2]
 
 
 def test_a_stop_signal_interrupts_a_wait():
@@ -221,19 +221,19 @@ def test_a_stop_signal_interrupts_a_wait():
             time.sleep(100)
             yield 2
 
-        stoppable = retry.until_stopped(items())
+        stoppable = remote.until_stopped(items())
         assert next(stoppable) == 1
         with pytest.raises(StopRequested):
             next(stoppable)
         assert received == [signal.SIGUSR1]
         assert signal.getsignal(signal.SIGUSR1) is handler
         # A signal between two items ends the next wait at once.
-        stoppable = retry.until_stopped(iter([1, 2]))
+        stoppable = remote.until_stopped(iter([1, 2]))
         assert next(stoppable) == 1
         os.kill(os.getpid(), signal.SIGUSR1)
         with pytest.raises(StopRequested):
             next(stoppable)
-        assert list(retry.until_stopped(iter([1, 2]))) == [1, 2]
+        assert list(remote.until_stopped(iter([1, 2]))) == [1, 2]
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -247,7 +247,7 @@ def test_redirects_to_other_schemes_are_refused(site, tmp_path):
     assert not (tmp_path / "x").exists()
     site.redirects["/r.tar"] = f"{site.url}/real.tar"
     (site.folder / "real.tar").write_bytes(b"12345")
-    assert remote_state(f"{site.url}/r.tar").size == 5
+    assert remote_state(f"{site.url}/r.tar")[0] == 5
 
 
 def test_web_servers_are_not_listed_and_other_files_are_not_shards(site):
@@ -430,7 +430,7 @@ def test_errors_of_an_object_store_are_reported(store, monkeypatch, tmp_path):
         raise PermissionError("Forbidden")
 
     store.pipe_file("/bucket/a.tar", b"x")
-    assert remote_state("memory://bucket/a.tar") == RemoteState(1, remote_state("memory://bucket/a.tar").version)
+    assert remote_state("memory://bucket/a.tar")[0] == 1
     monkeypatch.setattr(type(store), "open", denied)
     with pytest.raises(UserError, match=r"access denied.*credentials"):
         download("memory://bucket/a.tar", tmp_path / "a")

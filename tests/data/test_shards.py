@@ -12,7 +12,7 @@ from braceexpand import braceexpand
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snclr.api.pack import pack
+from snclr.api.export import pack
 from snclr.data.datasets.base import open_dataset
 from snclr.data.decode import BadImage
 from snclr.data.labels import sort_classes

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snclr.data.shards.index import PackedNames, ShardIndex
-from snclr.data.shards.tar import DamagedTar, Member, read_members
+from snclr.data.shards.index import DamagedTar, Member, PackedNames, ShardIndex, read_members
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=140).filter(
     lambda name: name not in (".", "..")

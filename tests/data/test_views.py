@@ -10,9 +10,9 @@ from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resiz
 from torchvision.transforms.v2 import functional as tv
 
 from snclr.data.datasets.base import open_dataset
+from snclr.data.sampler import uniforms
 from snclr.data.transforms import color as color
 from snclr.data.transforms import crop as crops
-from snclr.data.transforms.rng import uniforms
 from snclr.data.transforms.views import (
     MEAN,
     PLAIN_VIEW,
@@ -22,7 +22,7 @@ from snclr.data.transforms.views import (
     ViewSettings,
     blur_widths,
     color_views,
-    crop_view,
+    crop_images,
     crop_views,
     normalize,
 )
@@ -344,7 +344,7 @@ def test_single_image_and_batch_crops_agree(images):
     how = VIEW_GROUPS["byol"][0]
     batch = crop_views(images[:50], how, 40, **keyed(np.arange(50))).permute(0, 2, 3, 1).numpy()
     for index in range(50):
-        one = crop_view(images[index], how, 40, seed=1, epoch=2, index=index, view=0)
+        one = crop_images([images[index]], how, 40, seed=1, epoch=2, ids=np.array([index]), view=0)[0]
         assert np.abs(one.astype(int) - batch[index].astype(int)).max() <= 1
 
 
@@ -423,7 +423,7 @@ def test_a_thin_image_is_resized_at_its_center_only(length, monkeypatch):
 
 
 def test_train_crop_is_a_crop_and_nothing_else(images):
-    got = crop_view(images[3], TRAIN_CROP, 32, seed=4, epoch=5, index=6, view=0)
+    got = crop_images([images[3]], TRAIN_CROP, 32, seed=4, epoch=5, ids=np.array([6]), view=0)[0]
     box = crops.random_boxes(uniforms(4, 5, np.array([6]), 0, crops.CROP_NUMBERS), 32, 32, (0.08, 1.0))[0]
     flip = uniforms(4, 5, np.array([6]), 0, crops.CROP_NUMBERS + 1)[0, -1] < 0.5
     assert np.array_equal(got, crops.crop_image(images[3], box, flip, 32))
@@ -436,8 +436,8 @@ def test_the_plain_view_is_the_evaluation_view(images):
     expected = normalize(np.stack([crops.center_crop(image, 24) for image in images]))
     ids = np.arange(len(images))
     batch = crop_views(images, PLAIN_VIEW, 24, seed=3, epoch=1, ids=ids, view=2)
-    single = [crop_view(image, PLAIN_VIEW, 24, seed=3, epoch=1, index=i, view=2) for i, image in enumerate(images)]
-    assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(single))
+    single = crop_images(list(images), PLAIN_VIEW, 24, seed=3, epoch=1, ids=ids, view=2)
+    assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), single)
     assert torch.equal(color_views(batch, PLAIN_VIEW, seed=3, epoch=1, ids=ids, view=2), expected)
 
 

@@ -18,15 +18,14 @@ import torch
 
 from snclr.data.datasets.base import open_dataset
 from snclr.data.transforms import compiled_color
-from snclr.data.transforms.fused_color import fused_color
+from snclr.data.transforms.compiled_color import fused_color
 from snclr.data.transforms.views import VIEW_GROUPS, color_views
-from snclr.evaluation.batches import BatchPlan
 from snclr.evaluation.detection.coco import open_coco
 from snclr.evaluation.detection.model import build_detector
 from snclr.evaluation.detection.scoring import detect_objects
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import DetectionTask
-from snclr.evaluation.features import eval_mode, extract_features
+from snclr.evaluation.features import BatchPlan, extract_features
 from snclr.evaluation.finetune import FinetuneSettings, FinetuneTask, build_classifier
 from snclr.evaluation.knn import knn
 from snclr.evaluation.linear import linear_cached
@@ -102,8 +101,7 @@ class Evaluations:
         task = AugmentedTask(
             heads, plan, y, encoder, self.dataset, image_size=spec.image_size, workers=0, device=DEVICE, stop=None
         )
-        with eval_mode(encoder):
-            self.last_step(task)
+        self.last_step(task)
         return heads.weight
 
     def finetune_step(self) -> Any:
@@ -144,7 +142,7 @@ class Evaluations:
         queries = Queries.embed(self.session, space, self.dataset)
         rows, _ = neighbor_rows(queries, Gallery.embed(self.session, space, self.dataset), 3)
         assert len(rows) > 0
-        return next(space.search_network.parameters())
+        return next(space.networks[space.search].parameters())
 
     def neighbors(self) -> Any:
         """Find the neighbors of target projections in the queue, with their weights."""
@@ -153,7 +151,7 @@ class Evaluations:
         gallery = Gallery.from_queue(self.run, space.queue)
         rows, _ = neighbor_rows(queries, gallery, 3, weigh=space.weigh)
         assert len(rows) > 0
-        return next(space.search_network.parameters())
+        return next(space.networks[space.search].parameters())
 
     def explain(self) -> Any:
         """Compute the loss of one image."""

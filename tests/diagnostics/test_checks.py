@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from snclr.diagnostics import machine, methods, recipe, runs, suite
-from snclr.diagnostics.host_waits import recorded_waits
-from snclr.diagnostics.results import at_most
-from snclr.diagnostics.setup import Setup, tiny_batches, tiny_config
+from snclr.diagnostics.setup import CheckRow, Setup, tiny_batches, tiny_config
 from snclr.errors import UserError
 from snclr.train import pretrain_task
 from snclr.train.build import build_task
@@ -22,9 +20,9 @@ def setup(tmp_path):
 
 
 def test_a_value_that_is_not_finite_fails():
-    assert at_most("a", "b", float("nan"), 1.0, advice="").outcome == "failed"
-    assert at_most("a", "b", float("inf"), 1.0, advice="").outcome == "failed"
-    assert at_most("a", "b", 1.0, 1.0, advice="").outcome == "passed"
+    assert CheckRow.at_most("b", float("nan"), 1.0, advice="").outcome == "failed"
+    assert CheckRow.at_most("b", float("inf"), 1.0, advice="").outcome == "failed"
+    assert CheckRow.at_most("b", 1.0, 1.0, advice="").outcome == "passed"
 
 
 def test_a_driver_that_torch_cannot_use_fails():
@@ -59,7 +57,7 @@ def test_the_largest_batch_is_found(size):
 
 
 def test_waits_are_counted_by_line_and_other_warnings_are_not():
-    with recorded_waits() as waits:
+    with methods.recorded_waits() as waits:
         for _ in range(3):
             warnings.warn("called a synchronizing CUDA operation (Triggered internally at x.cpp:1.)", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
@@ -126,7 +124,7 @@ def test_a_resume_that_differs_in_one_bit_fails(setup, monkeypatch):
 
 def test_an_error_in_a_check_is_a_failed_row(setup, monkeypatch):
     def broken(_):
-        yield at_most("kernels", "first", 0.0, 1.0, advice="")
+        yield CheckRow.at_most("first", 0.0, 1.0, advice="")
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
 
     monkeypatch.setitem(suite.CHECKS, "kernels", broken)

@@ -18,7 +18,7 @@ from snclr.evaluation import linear
 def measure(run: Path, out: Path) -> None:
     """Write all results to OUT/results.json, and features, linear heads and fine-tuned weights to .npz files."""
     out.mkdir(parents=True, exist_ok=True)
-    original, classify = engine.evaluate_classifier, linear._classify
+    original, score = engine.evaluate_classifier, linear._test
     heads: dict[str, Any] = {}
 
     def evaluate_and_save(model: Any, *arguments: Any, **options: Any) -> Any:
@@ -26,11 +26,11 @@ def measure(run: Path, out: Path) -> None:
             np.savez(out / "weights.npz", **{name: value.numpy() for name, value in model.state_dict().items()})
         return original(model, *arguments, **options)
 
-    def classify_and_keep(head: Any, *arguments: Any) -> Any:
+    def score_and_keep(head: Any, *arguments: Any, **fields: Any) -> Any:
         heads.update({f"{len(heads)} {name}": value.numpy() for name, value in head.state().items()})
-        return classify(head, *arguments)
+        return score(head, *arguments, **fields)
 
-    engine.evaluate_classifier, linear._classify = evaluate_and_save, classify_and_keep
+    engine.evaluate_classifier, linear._test = evaluate_and_save, score_and_keep
     try:
         found = {
             "knn": snclr.knn(run, k=7, quiet=True).to_dict(),
@@ -42,7 +42,7 @@ def measure(run: Path, out: Path) -> None:
             "neighbors": snclr.neighbors(run, rows=4, out=out / "neighbors.png", quiet=True).to_dict(),
         }
     finally:
-        engine.evaluate_classifier, linear._classify = original, classify
+        engine.evaluate_classifier, linear._test = original, score
     if rank_and_size()[0] == 0:
         np.savez(out / "heads.npz", **heads)
         (out / "results.json").write_text(json.dumps(found))

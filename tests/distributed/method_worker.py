@@ -26,6 +26,7 @@ CASES = {
         "method": "snclr", "search_view": "plain", "search_space": "encoder", "unique_neighbors": True,
     },
     "agreeing": {"method": "snclr", "agreeing_neighbors": True},
+    "gate": {"method": "snclr", "min_agreement": 0.2},
     "symmetric": {"method": "mocov2", "symmetric": True},
     "drawn negatives": {"method": "pirl", "bank_negatives": 9},
     "assignment queue": {

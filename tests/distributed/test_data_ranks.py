@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from snclr.api.pack import pack
+from snclr.api.export import pack
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.shards.dataset import WINDOW
 from tests.distributed.launcher import snclr, start

@@ -21,10 +21,10 @@ from snclr.data.splits import open_splits, take
 from snclr.evaluation import features as extraction
 from snclr.evaluation.features import extract_features
 from snclr.evaluation.knn import knn
-from snclr.evaluation.leakage import count_trained_on
 from snclr.evaluation.linear import linear_cached
 from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import read_results
+from snclr.evaluation.trained_on import count_trained_on
 from snclr.runtime.stop import StopRequested
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import read_config, resolve

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from snclr.data.decode import BadImage
 from snclr.data.workers import read_items
 from snclr.errors import UserError
-from snclr.evaluation.detection.annotations import CocoObject
 from snclr.evaluation.detection.batches import (
     DetectionSteps,
     draw_geometry,
@@ -20,7 +19,7 @@ from snclr.evaluation.detection.batches import (
     make_sample,
     scaled_size,
 )
-from snclr.evaluation.detection.coco import CocoSet, open_coco
+from snclr.evaluation.detection.coco import CocoObject, CocoSet, open_coco
 from snclr.evaluation.detection.settings import DetectSettings, learning_rate, resolve
 from tests.helpers import tiny_coco
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
 from snclr.errors import UserError
-from snclr.evaluation.detection.annotations import rle_runs
-from snclr.evaluation.detection.coco import open_coco
+from snclr.evaluation.detection.coco import open_coco, rle_runs
 from tests.helpers import tiny_coco
 
 

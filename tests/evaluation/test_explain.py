@@ -216,5 +216,5 @@ def test_weights_equal_those_in_training(choices):
     y1, z1, y2 = (unit(generator, 5, 6) for _ in range(3))
     trained = criterion(y1, z1, y2, torch.arange(5))
     near = criterion.queue.candidates[trained.neighbors.index.clamp(min=0)]
-    w = weigh_as_trained(criterion, y1, near, trained.neighbors.mask, gamma=criterion.config.gamma)
+    w = weigh_as_trained(criterion, y1, near, trained.neighbors.mask)
     torch.testing.assert_close(w.detach(), trained.w)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from snclr.data.datasets.base import ArrayDataset, FileDataset, open_dataset
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
-from snclr.evaluation.batches import BatchPlan, read_chunks
-from snclr.evaluation.feature_store import FeatureStore
-from snclr.evaluation.features import eval_mode, extract_features
+from snclr.evaluation.features import BatchPlan, Chunks, extract_features
 from snclr.evaluation.session import open_session
+from snclr.evaluation.state import FeatureStore
 
 
 def tiny_encoder(seed: int = 0) -> nn.Sequential:
@@ -35,8 +34,8 @@ def tiny_dataset(n: int = 13, side: int = 8, seed: int = 0) -> ArrayDataset:
 
 def by_hand(encoder: nn.Module, images: np.ndarray) -> Tensor:
     x = (images.transpose(0, 3, 1, 2) / 255 - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
-    with eval_mode(encoder), torch.no_grad():
-        return encoder(torch.from_numpy(x).float())
+    with torch.no_grad():
+        return encoder.eval()(torch.from_numpy(x).float())
 
 
 def save_images(dataset: ArrayDataset, folder: Path) -> None:
@@ -57,21 +56,18 @@ def test_features_are_computed_in_evaluation_mode() -> None:
     assert extracted.skipped == []
 
 
-def test_the_encoder_is_not_modified() -> None:
+def test_the_weights_are_not_modified() -> None:
     encoder = tiny_encoder().train()
-    encoder[1].eval()  # a frozen part of a network in training
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     extract_features(encoder, tiny_dataset(), image_size=8, quiet=True)
-    assert [module.training for module in encoder] == [True, False, True, True, True]
+    assert not any(module.training for module in encoder.modules())
     assert all(torch.equal(before[name], value) for name, value in encoder.state_dict().items())
     assert all(parameter.requires_grad and parameter.grad is None for parameter in encoder.parameters())
 
 
-def test_the_mode_is_restored_after_an_error() -> None:
-    encoder = nn.Sequential(nn.Conv2d(3, 2, 3)).train()
+def test_an_encoder_without_feature_vectors_is_refused() -> None:
     with pytest.raises(UserError, match="without its classifier"):
-        extract_features(encoder, tiny_dataset(), image_size=8, quiet=True)
-    assert encoder.training
+        extract_features(nn.Sequential(nn.Conv2d(3, 2, 3)), tiny_dataset(), image_size=8, quiet=True)
 
 
 def test_features_can_be_trained_on() -> None:
@@ -214,8 +210,9 @@ def test_epochs_differ_in_crops_and_order(tmp_path: Path) -> None:
     save_images(array, tmp_path)
     for dataset in (array, open_dataset(tmp_path)):
         plan = BatchPlan(np.arange(6), batch=6, chunk=6, epochs=2, seed=1)
-        first, second = read_chunks(dataset, plan, image_size=8)
-        again, _ = read_chunks(dataset, plan, image_size=8)
+        chunks = Chunks(dataset, plan, 8)
+        first, second = chunks[0], chunks[1]
+        again = chunks[0]
         assert first.ids.tolist() != second.ids.tolist()
         by_id = [chunk.images[np.argsort(chunk.ids)] for chunk in (first, second)]
         assert not torch.equal(*by_id)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import snclr
 from snclr.cli.main import main
-from snclr.evaluation.few_labels.few_shot import draw_labels, few_shot
+from snclr.evaluation.knn import draw_labels, few_shot
 
 
 def naive_accuracy(train, train_labels, test, test_labels, chosen) -> float:
@@ -33,7 +33,7 @@ def test_the_mean_matches_a_naive_implementation(classes: int, per_class: int, d
     expected = [
         naive_accuracy(*sets, draw_labels(sets[1].numpy(), per_class, seed=seed, draw=draw)) for draw in range(draws)
     ]
-    assert score.by_draw == pytest.approx(expected)
+    assert score.context["by_draw"] == pytest.approx(expected)
     assert score.top1 == pytest.approx(statistics.fmean(expected))
     if draws > 1:
         assert score.context["standard_error"] == pytest.approx(statistics.stdev(expected) / draws**0.5)
@@ -59,6 +59,15 @@ def test_unlabeled_images_are_neither_drawn_nor_classified() -> None:
     assert len(score.predictions) == 4
     assert "(the smallest class has 2)" in score.protocol
     assert "4 images without a label left out" in score.protocol
+
+
+def test_more_labels_than_a_class_has_images_are_a_warning(run, images) -> None:
+    enough, more = (
+        snclr.fewshot(run, data=str(images), labels_per_class=labels, draws=2, quiet=True).warnings
+        for labels in (1, 999)
+    )
+    assert not any("labels per class" in warning for warning in enough)
+    assert any("999 labels per class are more than the" in warning for warning in more)
 
 
 def test_the_command_records_the_mean_and_every_draw(run, images, capsys) -> None:

@@ -316,7 +316,9 @@ def test_fewer_labels_than_ranks_are_refused(monkeypatch):
 
 def test_a_given_batch_size_is_not_changed(monkeypatch):
     monkeypatch.setattr("snclr.evaluation.finetune.rank_and_size", lambda: (0, 2))
-    assert shared_batch_size(7, 33) == 7  # refused by the loader
+    assert shared_batch_size(8, 33) == 8
+    with pytest.raises(UserError, match="7 is not divisible by 2 ranks"):
+        shared_batch_size(7, 33)
 
 
 def test_an_unwritable_run_is_refused(run, monkeypatch, capsys):

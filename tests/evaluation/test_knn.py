@@ -130,7 +130,7 @@ def test_a_class_without_training_images_is_not_in_the_top_5_by_a_tie() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: {"train_labels": None}, "training images have no labels.*sub-folder"),
+        (lambda s: {"train_labels": None}, "training images have no labels.*subfolder"),
         (lambda s: {"test_labels": torch.full_like(s[3], -1)}, "test images have no labels"),
         (lambda s: {"train_labels": torch.zeros_like(s[1])}, "all of one class"),
         (lambda s: {"test_labels": s[3] + 10}, "no class of the test images"),

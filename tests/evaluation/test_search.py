@@ -112,7 +112,7 @@ def test_out_writes_a_figure(run, images, tmp_path, capsys):
     ("image", "flags", "message"),
     [
         ("nothing.png", [], "no file or folder"),
-        ("{images}/red/broken.png", [], "no image of"),
+        ("{images}/red/broken.png", [], "not an image of"),
         ("{images}/red/red_1.png", ["--k", "0"], "k must be at least 1, not 0"),
         ("{images}/red/red_1.png", ["--out", "f.jpg"], ".png"),
         ("{images}/red/red_1.png", ["--embeddings", "none.npy"], "none.npy"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from snclr.data.datasets.base import ArrayDataset, FileDataset
 from snclr.errors import UserError
-from snclr.evaluation.few_labels.subsets import balanced_subset, choose_subset, read_list
+from snclr.evaluation.subsets import balanced_subset, choose_subset, read_list
 
 
 @given(

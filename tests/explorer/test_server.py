@@ -45,7 +45,7 @@ def client(trained: Path, run: Path) -> Iterator[TestClient]:
     with open_session(trained, device="cpu", quiet=True) as session:
         explorer = Explorer(session, run)
         yield TestClient(build_app(explorer, TOKEN, PORT), base_url=f"http://127.0.0.1:{PORT}")
-        explorer.close()
+        explorer.jobs.close()
 
 
 def ask(client: TestClient, path: str, **options: Any) -> Any:
@@ -78,7 +78,7 @@ def test_the_opened_run_and_images_are_described(trained, run, images, tmp_path)
         assert explorer.opening() == (
             f"{trained} at step 6, 49 images of {images}, compared with {run}, gallery {test}"
         )
-        explorer.close()
+        explorer.jobs.close()
 
 
 # Who may ask
@@ -170,7 +170,7 @@ def test_images_are_encoded_again_without_metadata(images, trained, tmp_path):
         explorer = Explorer(session, data=str(folder))
         client = TestClient(build_app(explorer, TOKEN, PORT), base_url=f"http://127.0.0.1:{PORT}")
         response = client.get(f"/{TOKEN}/image/images/1?side=96")
-        explorer.close()
+        explorer.jobs.close()
     assert b"private" not in response.content
     assert Image.open(io.BytesIO(response.content)).size == (96, 64)
 
@@ -340,7 +340,7 @@ def test_neighbors_of_a_run_that_searches_encoder_features_are_those_of_explain(
                 losses = np.frombuffer(ask(client, "api/map/values?mode=loss").content, np.float32)
                 ids = np.frombuffer(ask(client, "api/map/ids").content, np.float32)
                 assert losses[np.flatnonzero(ids == 7)[0]] == pytest.approx(explained.loss, rel=1e-4)
-        explorer.close()
+        explorer.jobs.close()
 
 
 def test_a_kept_checkpoint_has_the_encoder_that_the_run_exports(images, tmp_path):
@@ -390,7 +390,7 @@ def events(app: Any, folder: Path, explorer: Explorer) -> list[int]:
                 with (folder / "metrics.jsonl").open("a") as file:
                     file.write(json.dumps({"step": steps[-1] + 1, "epoch": 2.1, "loss": 1.0}) + "\n")
                 if len(steps) == 2:
-                    explorer.close()
+                    explorer.jobs.close()
 
     scope = {
         "type": "http", "method": "GET", "path": f"/{TOKEN}/api/events", "query_string": b"run=a", "scheme": "http",
@@ -442,7 +442,7 @@ def test_a_stop_signal_ends_the_writing_of_a_static_folder(trained, tmp_path):
         with pytest.raises(StopRequested):
             write_static(explorer, tmp_path / "out", images=10, quiet=True)
         session.stop.requested = None
-        explorer.close()
+        explorer.jobs.close()
 
 
 def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monkeypatch):
@@ -522,4 +522,13 @@ def test_a_folder_with_an_encoder_only_can_be_explored(run, images, tmp_path):
         assert found["neighbors"][0]["w"] == pytest.approx(1)
         assert found["loss"] is None
         assert "has no time axis" in ask(client, "api/time").json()["error"]
-        explorer.close()
+        explorer.jobs.close()
+
+
+def test_an_interrupt_before_the_server_runs_ends_it(run: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores it
+    try:
+        snclr.explore(run, port=0, quiet=True, on_ready=lambda _: signal.raise_signal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)

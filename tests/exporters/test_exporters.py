@@ -338,7 +338,7 @@ def test_a_timm_config_without_the_number_of_heads_fails_the_check(vit, tmp_path
         del config["model_args"]["num_heads"]
         (folder / "config.json").write_text(json.dumps(config))
 
-    monkeypatch.setattr(to_folder, "save_encoder", without_heads)
+    monkeypatch.setattr(to_folder.encoder_file, "save_encoder", without_heads)
     with pytest.raises(UserError, match=r"timm: the export was deleted, its features differ"):
         snclr.export(vit[0], "timm", tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

@@ -31,7 +31,7 @@ def train(images: Path, out: Path, **settings: object) -> Path:
     small: dict[str, object] = {
         "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 16, "epochs": 2, "warmup_epochs": 1,
         "hidden": 32, "dim": 16, "neighbors": 5, "queue_length": 40, "views": "cifar", "lr": 0.05, "workers": 0,
-        "device": "cpu",
+        "device": "cpu", "min_agreement": 0.0,  # neighbors from the first step
     }  # fmt: skip
     small = settings_for_method(str(settings.get("method", "snclr")), small)
     result = pretrain(data=str(images), out=str(out), **{"quiet": True, **small, **settings})

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from snclr.data.transforms import rng
+from snclr.data import sampler
 from snclr.errors import UserError
-from snclr.methods.common.bank import MemoryBank
-from snclr.methods.common.grid import PATCHES, cut_grid, patch_size
 from snclr.methods.common.hashing import hash_below, hash_bits
-from snclr.methods.common.stages import STAGES, stage_features, stage_widths
-from snclr.methods.jigsaw.detco import STAGE_WEIGHTS, DetCo
-from snclr.methods.jigsaw.pirl import PIRL
+from snclr.methods.jigsaw.detco import STAGE_WEIGHTS, DetCo, stage_features, stage_widths
+from snclr.methods.jigsaw.patches import PATCHES, cut_grid, patch_size
+from snclr.methods.jigsaw.pirl import PIRL, MemoryBank
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import resolve
@@ -53,7 +51,7 @@ def assert_same_gradients(method, reference):
 def test_the_device_draws_the_same_numbers_as_the_host(seed):
     ids = np.array([0, 1, 7, 2**40, 12_345])
     for epoch, view in ((0, 0), (799, -16), (10**6, -19)):
-        expected = rng.hash_bits(seed, epoch, ids, view, 20).view(np.int64)
+        expected = sampler.hash_bits(seed, epoch, ids, view, 20).view(np.int64)
         assert np.array_equal(hash_bits(seed, epoch, torch.from_numpy(ids), view, 20).numpy(), expected)
     drawn = hash_below(7, seed, 3, torch.from_numpy(ids), -16, 400)
     assert set(drawn.unique().tolist()) == set(range(7))
@@ -177,7 +175,7 @@ def stages_by_hooks(encoder, images):
     found = []
     handles = [
         getattr(encoder, name).register_forward_hook(lambda *args: found.append(args[2].mean(dim=(2, 3))))
-        for name in STAGES
+        for name in STAGE_WEIGHTS
     ]
     encoder(images)
     for handle in handles:
@@ -238,7 +236,7 @@ def test_detco_sums_three_contrasts_over_four_stages():
             held.append((image, [(k_global[i].detach(), k_local[i].detach()) for k_global, k_local in sides[1]]))
         held = held[-10:]
         method.after_step(step, 3)
-    assert STAGE_WEIGHTS == (0.1, 0.4, 0.7, 1.0)
+    assert tuple(STAGE_WEIGHTS.values()) == (0.1, 0.4, 0.7, 1.0)
     queues = [*method.stage_queues, method.queue, *method.patch_queues]
     assert len(queues) == 8
     assert all(torch.equal(queue.ids, method.queue.ids) for queue in queues)
@@ -248,7 +246,7 @@ def test_detco_sums_three_contrasts_over_four_stages():
 def test_stages_end_with_the_features_of_the_encoder(name):
     encoder = build_encoder(resolve_encoder(name, image_size=32)).train()
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    widths, before = stage_widths(encoder, "detco"), copy.deepcopy(encoder.state_dict())
+    widths, before = stage_widths(encoder), copy.deepcopy(encoder.state_dict())
     assert encoder.training
     assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())
     with torch.no_grad():

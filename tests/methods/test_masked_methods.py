@@ -12,9 +12,9 @@ from timm.models.vision_transformer import VisionTransformer
 
 from snclr.errors import UserError
 from snclr.methods.config import CAEConfig, MAEConfig
+from snclr.methods.masked.base import PatchMask, block_masks, random_masks
 from snclr.methods.masked.cae import CAE
 from snclr.methods.masked.mae import MAE
-from snclr.methods.masked.masks import PatchMask, block_masks, random_masks
 from snclr.models.encoders import build_encoder, resolve_encoder
 from snclr.models.vit import has_plain_patches
 from snclr.train.build import build_method, encoder_spec, view_settings
@@ -289,7 +289,7 @@ def shuffled_targets(method):
     """Break a method: each image has to predict another image's patches."""
     pixels = method.pixels
     generator = torch.Generator().manual_seed(0)
-    method.pixels = lambda x, patches: pixels(x[torch.randperm(len(x), generator=generator)], patches)
+    method.pixels = lambda x, *args, **options: pixels(x[torch.randperm(len(x), generator=generator)], *args, **options)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from snclr.api.retrieval import explain
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.data.datasets.base import ArrayDataset
-from snclr.data.datasets.demo import open_demo
+from snclr.data.datasets.builtin import open_demo
 from snclr.data.loader import ViewLoader
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import normalize

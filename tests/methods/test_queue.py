@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snclr import NeighborQueue, SoftNeighborConfig, SoftNeighborLoss, UserError, positiveness, soft_neighbor_loss
-from snclr.methods.common.contrastive import contrastive_loss
 from snclr.methods.common.kernels import topk
+from snclr.methods.snclr.loss import contrastive_loss
 from tests.methods import naive
 
 

@@ -7,13 +7,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from snclr.methods.common import kernels
-from snclr.methods.common.contrastive import contrastive_loss
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.config import SoftNeighborConfig
 from snclr.methods.snclr.loss import (
     FORMS,
     SIDES,
     SoftNeighborLoss,
+    contrastive_loss,
     positiveness,
     soft_neighbor_loss,
 )

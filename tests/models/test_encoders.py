@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from snclr.errors import UserError
-from snclr.models.encoders import EncoderSpec, build_encoder, list_encoders, resolve_encoder, zero_init_residual
+from snclr.models.encoders import EncoderSpec, build_encoder, list_encoders, resolve_encoder
 from snclr.models.vit import head_count, sincos_positions
 
 
@@ -44,9 +44,11 @@ def test_encoders_are_built_by_name_without_a_classifier(name, image_size, libra
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet10-tiny"])
 def test_residual_branches_that_start_at_zero_make_each_block_the_identity(name):
-    encoder = build_encoder(resolve_encoder(name, image_size=32))
-    before = {key: value.clone() for key, value in encoder.state_dict().items()}
-    zero_init_residual(encoder)
+    spec = resolve_encoder(name, image_size=32)
+    torch.manual_seed(0)
+    before = build_encoder(spec).state_dict()
+    torch.manual_seed(0)
+    encoder = build_encoder(spec, zero_init_residual=True)
     blocks = [block for layer in (encoder.layer1, encoder.layer4) for block in layer if block.downsample is None]
     for block in blocks:
         inputs = torch.rand(2, block.conv1.in_channels, 4, 4)
@@ -113,7 +115,7 @@ def test_the_stem_determines_the_resolution_of_the_first_block(stem):
 def test_stems_apply_to_timms_resnets_and_are_refused_for_other_models():
     assert resolve_encoder("resnet26", image_size=32).stem == "small"
     assert resolve_encoder("convnext_atto", image_size=64).stem == "standard"
-    with pytest.raises(UserError, match="convnext_atto has a stem of its own"):
+    with pytest.raises(UserError, match="convnext_atto has its own stem"):
         resolve_encoder("convnext_atto", image_size=64, stem="small")
     with pytest.raises(UserError, match="auto, standard, small, half"):
         resolve_encoder("resnet18", image_size=32, stem="tiny")

@@ -15,8 +15,7 @@ from snclr.evaluation.results import Neighbor, NeighborRow
 from snclr.reports import page as page_module
 from snclr.reports.classes import ClassTable
 from snclr.reports.embedding_map import TILE, build_map
-from snclr.reports.overlay import OverlaidRun, render_overlay
-from snclr.reports.page import NeighborSection, Page, render
+from snclr.reports.page import NeighborSection, Page, render, render_overlay
 from snclr.reports.run_state import COMPLETE
 from snclr.reports.thumbnails import thumbnail_uri
 from tests.helpers.chromium import Tab, find_chromium, open_tab
@@ -63,9 +62,10 @@ def a_page(names: list[str], classes: list[str] | None = None) -> Page:
     rows = [NeighborRow(one, n, one, near) for n, one in enumerate(used)]
     angle = np.linspace(0, 5, len(used))
     return Page(
-        names[0], "0.1.0", state=COMPLETE, settings={"epochs": 5, "data": used[0], used[1]: used[2], "method": used[0],
+        names[0], state=COMPLETE, settings={"epochs": 5, "data": used[0], used[1]: used[2], "method": used[0],
         "encoder": used[1]}, records=[{"step": 10 * n, "epoch": n / 2, "loss": 9.0 - n} for n in range(1, 9)],
-        results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one} for one in used],
+        results=[{"kind": one, "numbers": {"top1": 0.5, one: 1.0}, "protocol": one, "time": one, "data": "test"}
+                 for one in used],
         classes=ClassTable(used, np.arange(len(used) ** 2).reshape(len(used), -1), used[0]),
         skipped=[{"key": one, "reason": one} for one in used],
         neighbors=NeighborSection(rows, dict.fromkeys(range(len(used)), IMAGE_URI), used[0], [0.5], used[1]),
@@ -128,8 +128,9 @@ def test_hovering_over_a_chart_shows_step_epoch_and_value(tab: Tab, tmp_path: Pa
 
 def test_overlaid_runs_fit_the_window_and_show_all_values(tab: Tab, tmp_path: Path) -> None:
     runs = [
-        OverlaidRun(f"run-{n}", COMPLETE, [{"step": i, "epoch": i / 2, "loss": 9.0 - i - n} for i in range(1, 9)],
-                    [{"kind": "knn", "numbers": {"top1": 0.5}, "n": 100}], {"seed": n, "data": "a" * 90}, "3 s")
+        Page(f"run-{n}", COMPLETE, {"seed": n, "data": "a" * 90},
+             [{"step": i, "epoch": i / 2, "loss": 9.0 - i - n} for i in range(1, 9)],
+             results=[{"kind": "knn", "numbers": {"top1": 0.5}, "n": 100}])
         for n in range(3)
     ]  # fmt: skip
     path = tmp_path / "report.html"

@@ -48,3 +48,16 @@ def test_one_seed_has_no_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figure.get_suptitle() == "kNN accuracy on pets: number of neighbors K, 1 seed"
     several = drawn(monkeypatch, a_table(seeds=2))
     assert "mean ± standard deviation" in [text.get_text() for text in several.legends[0].get_texts()]
+
+
+def test_the_curves_of_neighbors_have_their_labeled_chance_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(comparison, "save_png", lambda figure, path: figures.append(figure))
+    study = {"title": "pets: 1 row", "seeds": [0], "rows": [{"label": "snclr"}]}
+    series = {"epoch": [0, 1], "neighbor_purity": [0.3, 0.4], "queue_knn": [0.3, 0.5]}
+    for chance in ({"neighbor_purity": 0.208, "queue_knn": 0.25}, {}):  # records of older studies have no levels
+        assert comparison.draw_neighbor_purity({**study, "chance": chance}, [{0: {"series": series}}], "unused.png")
+    with_levels, without = ([(axis.texts, axis.lines) for axis in figure.axes] for figure in figures)
+    assert [[text.get_text() for text in texts] for texts, _ in with_levels] == [["chance 20.8%"], ["chance 25.0%"]]
+    assert [lines[1].get_ydata()[0] for _, lines in with_levels] == pytest.approx([20.8, 25.0])
+    assert [(len(texts), len(lines)) for texts, lines in without] == [(0, 1), (0, 1)]

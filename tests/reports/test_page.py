@@ -14,8 +14,7 @@ from snclr.reports.accuracies import by_test_set
 from snclr.reports.classes import ClassTable
 from snclr.reports.curves import METRICS
 from snclr.reports.embedding_map import TILE, build_map
-from snclr.reports.overlay import OverlaidRun, render_overlay
-from snclr.reports.page import MAX_SKIPPED, Missing, NeighborSection, Page, render, render_within
+from snclr.reports.page import MAX_SKIPPED, NeighborSection, Page, render, render_overlay, render_within
 from snclr.reports.run_state import COMPLETE, RunState
 from snclr.reports.text import visible
 from snclr.reports.thumbnails import thumbnail_uri
@@ -38,7 +37,7 @@ def page(names: list[str], **changes: Any) -> Page:
     points = np.random.default_rng(0).normal(size=(len(some), 2))
     tiles = np.random.default_rng(0).integers(0, 256, (len(some), TILE, TILE, 3), dtype=np.uint8)
     full = Page(
-        names[0], "0.1.0", state=COMPLETE, settings={"epochs": 10, **{one: one for one in some}, "data": some[0],
+        names[0], state=COMPLETE, settings={"epochs": 10, **{one: one for one in some}, "data": some[0],
         "method": some[1], "encoder": some[2], "recipe": some[3]}, records=LINES,
         results=[{"kind": one, "numbers": {one: 0.5, "top1": 0.731}, "protocol": one, "time": one} for one in some],
         classes=ClassTable(some[:3], np.array([[3, 1, 0], [0, 2, 2], [0, 0, 0]]), some[0]),
@@ -147,18 +146,21 @@ def test_images_have_alt_text_and_tables_have_headers() -> None:
 
 def test_missing_sections_state_the_reason() -> None:
     bare = Page(
-        "r", "0.1.0", state=RunState("in progress", "no encoder yet"), settings=Missing("no settings <here>"),
-        records=Missing("no lines yet"), neighbors=Missing("no checkpoint yet"), map=Missing("images are gone"),
+        "r", RunState("in progress", "no encoder yet"),
+        missing={
+            "configuration": "no settings <here>", "curves": "no lines yet", "neighbors": "no checkpoint yet",
+            "map": "images are gone",
+        },
     )  # fmt: skip
     html = render(bare)
     reasons = ("no settings &lt;here&gt;", "no lines yet", "no checkpoint yet", "images are gone")
     for expected in (*reasons, "in progress", "skipped.jsonl is empty"):
         assert expected in html
     assert not any(bare.included().values())
-    assert set(bare.missing()) == {"curves", "neighbors", "map", "configuration"}
     assert ParsedPage(html).data("curves-data") == {}
-    assert "nothing was logged yet" in render(replace(bare, records=[]))
-    assert "no numbers that can be drawn" in render(replace(bare, records=[{"step": 1}]))
+    logged = replace(bare, missing={**bare.missing, "curves": ""})
+    assert "nothing was logged yet" in render(logged)
+    assert "no numbers that can be drawn" in render(replace(logged, records=[{"step": 1}]))
 
 
 def test_a_run_with_one_logged_step_has_no_empty_charts() -> None:
@@ -168,14 +170,14 @@ def test_a_run_with_one_logged_step_has_no_empty_charts() -> None:
 
 
 SETS = {
-    "held out": "480 training and 120 test images, 5 classes (pets, 20% of each class held out for the test (seed 0))",
-    "other": "600 training and 1,200 test images, 5 classes, 3 images without a label left out (train pets, test demo)",
+    "held out": ("pets, 20% of each class held out for the test (seed 0)", 120),
+    "other": ("train pets, test demo", 1200),
 }
 
 
 def test_accuracies_are_grouped_by_test_set() -> None:
     results = [
-        {"kind": kind, "numbers": {"top1": top1}, "protocol": f"a; b (c); {SETS[tested]}"}
+        {"kind": kind, "numbers": {"top1": top1}, "protocol": "a; b (c)", "data": SETS[tested][0], "n": SETS[tested][1]}
         for kind, top1, tested in [
             ("knn", 0.1, "held out"), ("linear-cached", 0.5, "held out"), ("knn", 0.405, "other"),
             ("knn", 0.375, "held out"),
@@ -195,10 +197,10 @@ def test_accuracies_are_grouped_by_test_set() -> None:
 
 
 def test_a_folder_with_and_without_a_slash_is_one_test_set() -> None:
-    sets = "40 training and 10 test images, 2 classes (train photos{0}, test more/test{0})"
+    sets = "train photos{0}, test more/test{0}"
     results = [
-        {"kind": "knn", "numbers": {"top1": 0.5}, "protocol": f"kNN: k = 3; {sets.format('/')}"},
-        {"kind": "linear-cached", "numbers": {"top1": 0.6}, "protocol": f"linear; {sets.format('')}"},
+        {"kind": "knn", "numbers": {"top1": 0.5}, "protocol": "kNN: k = 3", "data": sets.format("/")},
+        {"kind": "linear-cached", "numbers": {"top1": 0.6}, "protocol": "linear", "data": sets.format("")},
     ]
     (tested, kinds), *others = by_test_set(results).items()
     assert (tested.name, [accuracy.kind for accuracy in kinds]) == (
@@ -208,11 +210,13 @@ def test_a_folder_with_and_without_a_slash_is_one_test_set() -> None:
 
 
 def test_the_purity_of_training_has_its_chance_level_if_classes_are_known() -> None:
-    lines = [{**line, "neighbor_purity": 0.4} for line in LINES]
-    parsed = ParsedPage(render(page(["n"], records=lines, purity_chance=0.208)))
+    lines = [{**line, "neighbor_purity": 0.4, "queue_knn": 0.5} for line in LINES]
+    chance = {"neighbor_purity": 0.208, "queue_knn": 0.25}
+    parsed = ParsedPage(render(page(["n"], records=lines, chance=chance)))
     text = " ".join(parsed.text().split())
     assert "neighbor purity40.0%last logged step; chance 20.8%" in text
-    assert len(parsed.all("line", "chance")) == 1
+    assert len(parsed.all("line", "chance")) == 2
+    assert "chance 25.0%" in text  # in the chart of the queue's kNN accuracy
     assert "chance" not in ParsedPage(render(page(["n"], records=lines))).text()
 
 
@@ -220,7 +224,8 @@ def test_overlaid_runs_on_the_same_data_have_the_chance_level_of_neighbor_purity
     lines = [{**line, "neighbor_purity": 0.4} for line in LINES]
 
     def shown(*chances: float) -> str:
-        runs = [OverlaidRun(f"run-{n}", COMPLETE, lines, [], {}, "3 s", 0, chance) for n, chance in enumerate(chances)]
+        runs = [Page(f"run-{n}", COMPLETE, records=lines, chance={"neighbor_purity": chance})
+                for n, chance in enumerate(chances)]  # fmt: skip
         return " ".join(ParsedPage(render_overlay(runs)).text().split())
 
     assert shown(0.208, 0.208).count("chance 20.8%") == 3  # two cells of the table and the line of the chart
@@ -258,13 +263,13 @@ def test_the_recorded_error_and_number_of_images_win() -> None:
 
 def test_an_accuracy_shows_its_warnings_and_the_k_that_was_used() -> None:
     record = {
-        "kind": "knn", "numbers": {"top1": 0.5}, "chance": 0.2, "k": 80,
+        "kind": "knn", "numbers": {"top1": 0.5}, "chance": 0.2, "k": 80, "settings": {"k": 200},
         "warnings": ["it was trained on; --test helps"],
-        "protocol": "kNN: k = 80 (200 requested, lowered to the number of training images), temperature 0.07",
+        "protocol": "kNN: cosine",
     }  # fmt: skip
     html = render(page(["n"], results=[record]))
     text = " ".join(ParsedPage(html).text().replace("\u202f", " ").split())
-    assert "k = 80 (200 requested, lowered to the number of training images)" in text
+    assert "k = 80 (200 requested)" in text
     assert "kNN: it was trained on; --test helps." in text
     assert "chance 20.0%" in text
     assert "0.2" not in text

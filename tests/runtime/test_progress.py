@@ -324,14 +324,21 @@ def test_a_log_has_a_first_line_unless_the_command_ends_at_once(
     assert log.getvalue() == printed
 
 
-def test_a_log_repeats_the_status_until_there_is_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_one_line_per_stage_and_seconds_at_widening_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", log := io.StringIO())
-    monkeypatch.setattr("snclr.runtime.progress._SILENT_SECONDS", 0.6)
+    monkeypatch.setattr("snclr.runtime.progress._LOG_SECONDS", 1.0)
     with StatusLine("snclr knn", log=True):
-        time.sleep(1.1)
+        time.sleep(0.8)
+        set_status("passed at once")
+        set_status("loading")
+        time.sleep(3.3)
         print("reading", file=sys.stderr)
-        time.sleep(2.5)
-    assert log.getvalue() == "snclr knn: starting\nsnclr knn: starting · 1 s\nreading\n"
+        time.sleep(2.2)
+        set_status("building the page")
+        time.sleep(0.8)
+    stages = ["starting", "loading", "loading · 1 s", "loading · 2 s", "building the page"]
+    lines = [f"snclr knn: {stage}" for stage in stages]
+    assert log.getvalue().splitlines() == [*lines[:4], "reading", lines[4]]
 
 
 def test_no_color_is_respected(tmp_path: Path) -> None:

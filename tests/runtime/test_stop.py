@@ -160,3 +160,16 @@ def test_interrupted_replaces_the_status_line_on_a_terminal() -> None:
     assert os.read(parent, 1000).endswith(b"\r\x1b[K\x1b[?25hinterrupted\r\n")
     os.close(parent)
     os.close(terminal)
+
+
+def test_the_first_interrupt_is_answered_on_a_terminal() -> None:
+    parent, terminal = pty.openpty()
+    code = (
+        "import signal; from snclr.runtime.stop import StopFlag\n"
+        "with StopFlag(): signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGTERM)"
+    )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    subprocess.run([sys.executable, "-c", code], stderr=terminal, check=True)
+    assert os.read(parent, 1000) == b"\r\nstopping: saving first; press Ctrl-C again to stop at once\r\n"
+    os.close(parent)
+    os.close(terminal)

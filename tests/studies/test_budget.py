@@ -10,7 +10,7 @@ import pytest
 
 from snclr.api.compare import compare
 from snclr.errors import UserError
-from snclr.studies.conditions.budget import images_seen_per_step, nearest_epochs, parse_budget
+from snclr.studies.conditions import images_seen_per_step, nearest_epochs, parse_budget
 from snclr.studies.records import Records
 from tests.studies.test_study import Workers, common, workers  # noqa: F401 (fixtures)
 

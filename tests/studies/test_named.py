@@ -12,20 +12,26 @@ from snclr.api.compare import compare
 from snclr.api.lists import list_studies
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
-from snclr.studies.conditions.tuning import count_trials, parse_tune, row_trials
-from snclr.studies.paper.named import STUDIES, is_small, study_measures, study_rows, study_settings
-from snclr.studies.paper.reported import DETECTION, SEMI, TABLES
+from snclr.studies.conditions import count_trials, parse_tune, row_trials
+from snclr.studies.paper import is_small, named_studies, study_measures, study_rows, study_settings
 from snclr.studies.runs import Evaluation, make_run
 from tests.helpers import tiny_coco
 from tests.studies.test_study import common, workers  # noqa: F401 (fixtures)
 
-IMAGENET = DatasetInfo("imagenet", 1_281_167, "abc", 1000, 0.001)
+IMAGENET = DatasetInfo("imagenet", 1_281_167, "abc", 1000, {"neighbor_purity": 0.001})
+STUDIES = named_studies()
+TABLES = {name: study for name, study in STUDIES.items() if any(system.reported for system in study.systems)}
+FEW_LABELS = ("finetune1", "finetune10", "finetune1_top5", "finetune10_top5")
+DETECTION = ("AP_bb", "AP50_bb", "AP75_bb", "AP_mk", "AP50_mk", "AP75_mk")
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_row_of_every_study_can_be_resolved(name):
     study = STUDIES[name]
-    for given, data in (({}, IMAGENET), ({"data": "demo", "recipe": "demo"}, DatasetInfo("demo", 6000, "d", 5, 0.2))):
+    for given, data in (
+        ({}, IMAGENET),
+        ({"data": "demo", "recipe": "demo"}, DatasetInfo("demo", 6000, "d", 5, {"neighbor_purity": 0.2})),
+    ):
         settings = study_settings(study, given)
         rows, _ = study_rows(study, settings, data)
         labels = [row.label for row in rows]
@@ -42,7 +48,7 @@ def test_the_reported_results_are_those_of_the_tables():
     assert by_label["Table 1 (a)"]["SNCLR"].reported[800]["linear"] == 75.3
     assert by_label["Table 1 (a)"]["Barlow Twins"].reported == {400: {"linear": 72.5}, 800: {"linear": 73.2}}
     assert by_label["Table 1 (b)"]["MoCo v3*"].reported[300]["linear"] == 72.5
-    assert by_label["Table 2 (a)"]["BYOL"].reported[800] == dict(zip(SEMI, (53.2, 68.8, 78.4, 89.0), strict=True))
+    assert by_label["Table 2 (a)"]["BYOL"].reported[800] == dict(zip(FEW_LABELS, (53.2, 68.8, 78.4, 89.0), strict=True))
     assert by_label["Table 3"]["DetCo"].reported[200]["AP_mk"] == 34.4
     # Every row of Table 3 has six numbers; box AP50 is above box AP75, and that above mask AP75.
     for system in by_label["Table 3"].values():
@@ -141,7 +147,7 @@ def test_the_tables_of_ablations_have_the_papers_results(workers, common):  # no
 def test_with_fewer_rows_than_the_paper_the_row_without_neighbors_keeps_its_result():
     study = STUDIES["table-5-queue"]
     settings = study_settings(study, {"data": "demo", "recipe": "demo", "neighbors": 10})
-    rows, _ = study_rows(study, settings, DatasetInfo("tiny", 30, "d", 5, 0.2))
+    rows, _ = study_rows(study, settings, DatasetInfo("tiny", 30, "d", 5, {"neighbor_purity": 0.2}))
     assert [(row.settings.get("queue_length"), row.paper["linear"]) for row in rows] == [
         (None, 71.17), (10, 72.43), (15, 73.02), (30, 73.38),
     ]  # fmt: skip

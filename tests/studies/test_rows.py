@@ -5,7 +5,7 @@ import pytest
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError
 from snclr.studies.options import parse_seeds
-from snclr.studies.paper.ablations import TABLES, ablation_rows, queue_lengths
+from snclr.studies.paper import TABLES, ablation_rows, queue_lengths
 from snclr.studies.runs import Evaluation, Row, make_run, parse_methods
 from snclr.train.config import resolve
 
@@ -104,7 +104,7 @@ def test_a_renamed_setting_keeps_the_key_and_the_record():
 
 
 def data(images: int = 50_000, classes: int | None = 10) -> DatasetInfo:
-    return DatasetInfo("some", images, "abc", classes, None if classes is None else 1 / classes)
+    return DatasetInfo("some", images, "abc", classes, {} if classes is None else {"neighbor_purity": 1 / classes})
 
 
 def rows(table: str, recipe: str = "cifar", seen: DatasetInfo | None = None, **settings: object):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from snclr.studies.statistics import paired, summarize
+from snclr.studies.tables import paired, summarize
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=12))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snclr.errors import UserError
-from snclr.studies.conditions.tuning import Trial, best_trial, count_trials, parse_tune, row_trials
+from snclr.studies.conditions import Trial, best_settings, count_trials, parse_tune, row_trials
 from snclr.studies.runs import Evaluation as E
 from snclr.studies.runs import Row, make_run, parse_methods
 
@@ -90,11 +90,9 @@ def test_conflicts_with_the_row_are_rejected():
 
 def test_the_best_mean_over_seeds_is_chosen():
     a, b = {"lr": 0.1}, {"lr": 0.2}
-    made = [Trial(a, 0), Trial(a, 1), Trial(b, 0), Trial(b, 1)]
-    assert best_trial(made, {0: 0.9, 1: 0.1, 2: 0.6, 3: 0.5}) == b  # one lucky run does not decide
-    assert best_trial(made, {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}) == a
-    assert best_trial(made, {1: 0.7, 2: 0.6}) == a
-    assert best_trial(made, {}) is None
+    assert best_settings([(a, 0.9), (a, 0.1), (b, 0.6), (b, 0.5)]) == b  # one lucky run does not decide
+    assert best_settings([(a, 0.5), (a, 0.5), (b, 0.5), (b, 0.5)]) == a
+    assert best_settings([(a, 0.7), (b, 0.6)]) == a
 
 
 def test_a_row_without_any_axis_still_has_its_seeds():

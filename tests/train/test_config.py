@@ -80,6 +80,8 @@ def test_resolved_settings_never_change(recipe):
         for name, value in ADDED.items():
             expected = value.get(case, value.get(case.partition("/")[0])) if isinstance(value, dict) else value
             assert values.pop(name, expected) == expected, (case, name)
+        gate = 0.5 if recipe in ("photos", "cifar", "cifar-cpu") and case.startswith("snclr") else 0.0
+        assert values.pop("min_agreement", 0.0) == gate, case
         if values.get("momentum") == "auto":
             assert get_recipe(recipe).scale == "small"
             values["momentum"] = 0.99

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from snclr.methods.base import StepOutput
-from snclr.methods.common.queue import NeighborQueue
 from snclr.train.health import (
     collapsed,
     effective_rank,
@@ -14,7 +13,6 @@ from snclr.train.health import (
     neighbor_agreement,
     neighbor_purity,
     positiveness_entropy,
-    queue_agreement,
     queue_knn,
 )
 from tests.methods import naive
@@ -53,16 +51,14 @@ class WithoutFloat64(torch.Tensor):
 def test_health_needs_no_float64_on_the_device():
     torch.manual_seed(0)
     features, ids = F.normalize(torch.randn(12, 6), dim=1), torch.randint(9, (12, 3))
-    queue = NeighborQueue(20, dim=6)
-    queue.push(torch.randn(20, 6), torch.arange(20))
     labels = torch.arange(20) % 3
     plain = StepOutput(torch.tensor(1.0), features, ids, ids, ids.flip(0), ids, torch.rand(12, 3), torch.rand(12, 3))
     on_device = StepOutput(*(value.as_subclass(WithoutFloat64) for value in plain[:8]))
     with pytest.raises(TypeError, match="float64"):
         on_device.features.double()
-    expected = health(plain, labels, torch.arange(12), queue)
-    assert health(on_device, labels.as_subclass(WithoutFloat64), torch.arange(12), queue) == pytest.approx(expected)
-    assert len(expected) >= 8
+    expected = health(plain, labels, torch.arange(12))
+    assert health(on_device, labels.as_subclass(WithoutFloat64), torch.arange(12)) == pytest.approx(expected)
+    assert len(expected) >= 7
 
 
 def test_positiveness_entropy_is_one_for_equal_weights_and_zero_for_a_single_one():
@@ -87,35 +83,6 @@ def test_neighbor_agreement_is_the_share_of_images_found_from_both_views():
     assert neighbor_agreement(ids, other) == pytest.approx(3 / 5)
     assert neighbor_agreement(ids, ids.flip(1)) == 1
     assert math.isnan(neighbor_agreement(ids - 9, other))
-
-
-@pytest.mark.parametrize("search_dim", [None, 5])
-def test_queue_agreement_equals_loops_over_both_halves(search_dim):
-    generator = torch.Generator().manual_seed(0)
-    queue = NeighborQueue(30, dim=4, search_dim=search_dim)
-    keys = None if search_dim is None else torch.randn(24, 5, generator=generator)
-    queue.push(torch.randn(24, 4, generator=generator), torch.randint(9, (24,), generator=generator), keys)
-    features, ids = queue.search_candidates, queue.ids.tolist()
-
-    def nearest(row, rows, k):
-        (picks,) = naive.search(features[[row]], features[rows], k, [ids[row]], [ids[r] for r in rows])
-        return [rows[pick] for pick in picks]
-
-    a, b = list(range(0, 24, 2)), list(range(1, 24, 2))
-    shares = []
-    for row in a:
-        (partner,) = nearest(row, a, 1)
-        other = {ids[r] for r in nearest(partner, b, 3)}
-        shares += [ids[r] in other for r in nearest(row, b, 3)]
-    assert queue_agreement(queue, 3) == pytest.approx(sum(shares) / len(shares))
-    assert 0 < sum(shares) < len(shares)
-    assert math.isnan(queue_agreement(NeighborQueue(30, dim=4), 3))
-
-
-def test_queue_agreement_is_one_for_clusters_of_equal_images():
-    queue = NeighborQueue(40, dim=4)
-    queue.push(torch.eye(4).repeat_interleave(10, dim=0), torch.arange(40))
-    assert queue_agreement(queue, 5) == 1
 
 
 def test_queue_knn_is_the_accuracy_of_the_weighted_vote():

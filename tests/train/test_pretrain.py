@@ -24,7 +24,7 @@ from tests.helpers.state_digest import digest
 TINY = {
     "encoder": "resnet10-tiny", "stem": "half", "image_size": 16, "batch_size": 8, "epochs": 2, "warmup_epochs": 1,
     "hidden": 16, "dim": 8, "neighbors": 3, "queue_length": 20, "views": "cifar", "log_every": 1, "workers": 0,
-    "device": "cpu", "threads": 1, "quiet": True,
+    "min_agreement": 0.0, "device": "cpu", "threads": 1, "quiet": True,
 }  # fmt: skip
 
 
@@ -259,3 +259,9 @@ def test_training_accepts_partly_labeled_images(tmp_path):
 def test_config_and_resume_exclude_each_other(tmp_path):
     with pytest.raises(UserError, match="config and resume"):
         snclr.pretrain(out=str(tmp_path), config=tmp_path / "config.yaml", resume=True)
+
+
+def test_an_early_setting_is_refused_on_resume_before_it_contradicts_others(images, tmp_path):
+    snclr.pretrain(data=str(images), out=str(tmp_path / "run"), **TINY)
+    with pytest.raises(UserError, match="has epochs=2, not epochs=1: a run is resumed with its own settings"):
+        snclr.pretrain(out=str(tmp_path / "run"), resume=True, epochs=1)

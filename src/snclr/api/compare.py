@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)
 from typing import TYPE_CHECKING, Any, Literal
 
-from snclr.api.early_checks import check_folder
+from snclr.api.early_checks import check_folder, check_numbers
 from snclr.api.options import FunctionT, describe
+from snclr.runtime.settings import Range
 from snclr.studies.options import StudyOptions
 
 if TYPE_CHECKING:
-    from snclr.studies.estimate import StudyEstimate
-    from snclr.studies.run_study import StudyResult
+    from snclr.studies.run_study import StudyEstimate, StudyResult
 
 
 def _with_study_options(function: FunctionT) -> FunctionT:
@@ -85,6 +85,7 @@ def ablate(
         steps: Training steps to measure for table cost.
         name: Name of the table and its files (default: ablate-TABLE).
     """
+    check_numbers(Range(ge=1), steps=steps)
     options, settings = StudyOptions.split(keywords)
     check_folder(options.out)
     from snclr.studies.assemble import assemble_ablation

@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from snclr.api.options import EncodingOptions
     from snclr.evaluation.session import Session
-    from snclr.train.config import PretrainConfig
 
 
-def check_run_and_data(run: str | Path, *data: str | Path | None) -> None:
-    """Raise UserError if there is no run, or if nothing is found for data that was given."""
-    if _has_other_ranks():
-        return
-    from snclr.checkpoint.run_dir import open_run
+def check_run_and_data(
+    run: str | Path, *data: str | Path | None, device: str | None = None, precision: str = "32"
+) -> None:
+    """Raise UserError if there is no run, device or precision of that name, or nothing for data that was given."""
+    if not _has_other_ranks():
+        from snclr.checkpoint.run_dir import open_run
 
-    open_run(run)
+        open_run(run)
     check_data(*data)
+    check_device(device, precision)
 
 
 def checked_session(
     run: str | Path, *data: str | Path | None, **options: Unpack[EncodingOptions]
 ) -> AbstractContextManager[Session]:
     """Open the session of an evaluation after a check of the run and of the data that was given."""
-    check_run_and_data(run, *data)
-    check_device(options.get("device"), options.get("precision", "32"))
+    check_run_and_data(run, *data, device=options.get("device"), precision=options.get("precision", "32"))
     from snclr.evaluation.session import open_session
 
     return open_session(run, **options)
@@ -61,23 +61,27 @@ def check_data(*data: str | Path | None) -> None:
 
 
 def check_query(run: str | Path, image: str | Path, data: str | None = None, *, split: str | None = None) -> None:
-    """Raise UserError if there is neither such a file nor an image with that key in the folder or list.
+    """Raise UserError if there is neither a readable file nor an image with that key in the folder or list.
 
     The default data are those of the run. Other datasets than folders and lists are searched later.
     """
-    if _has_other_ranks() or Path(image).expanduser().exists():
+    path = Path(image).expanduser()
+    if _has_other_ranks() or path.is_dir():
         return
     from snclr.checkpoint.run_dir import RunDir
     from snclr.data.datasets.base import open_dataset
     from snclr.data.datasets.builtin import BUILTIN
-    from snclr.evaluation.retrieval.queries import open_queries
+    from snclr.evaluation.retrieval.queries import load_query, open_queries
     from snclr.train.config import read_config
 
+    if path.is_file():
+        load_query(image, open_queries(image))
+        return
     config = RunDir(run).config
     if data is None and config.is_file():
         data = read_config(config).get("data")
     if isinstance(data, str) and data.lower() not in ("demo", *BUILTIN) and _is_local(Path(data).expanduser()):
-        open_queries(image, open_dataset(data, split=split or "train"))
+        load_query(image, open_queries(image, open_dataset(data, split=split or "train")))
 
 
 def check_numbers(allowed: Range, **values: float | None) -> None:
@@ -93,12 +97,10 @@ def check_file(
     """Raise UserError if a file that was named for the output has another suffix, exists or cannot be written."""
     if out is None or _has_other_ranks():
         return
-    from snclr.io.atomic import check_absent, check_file_name, check_writable
+    from snclr.io.atomic import check_file_name, check_writable
 
     path = check_file_name(out, suffixes, flag=flag)
-    if not overwrite:
-        check_absent(path)
-    check_writable(path, f"choose another {flag}")
+    check_writable(path, f"choose another {flag}", overwrite=overwrite)
 
 
 def check_folder(out: str | Path | None, *, flag: str = "--out") -> None:
@@ -110,18 +112,6 @@ def check_folder(out: str | Path | None, *, flag: str = "--out") -> None:
         if path.is_file():
             raise UserError(f"{flag} {path} is a file; give the name of a folder")
         check_writable(path / "file" if path.is_dir() else path, f"choose another {flag}")
-
-
-def check_labels(labels: str | Path) -> None:
-    """Raise UserError if labels are neither a share of the images nor a file."""
-    from snclr.evaluation.few_labels.subsets import read_share
-
-    if read_share(labels) is None and not Path(labels).is_file():
-        hint = f" (did you mean '{labels}%'?)" if read_share(f"{labels}%") else similar_path(Path(labels))
-        raise UserError(
-            f"--labels {str(labels)!r} is neither a share such as 1% or 10% nor a file with one image name per"
-            f" line{hint}"
-        )
 
 
 def check_device(device: str | None, precision: str = "32") -> None:
@@ -148,17 +138,18 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     if _has_other_ranks():
         return ""
     from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
+    from snclr.data.datasets.base import open_dataset
     from snclr.data.read_check import unread_photos
+    from snclr.data.sampler import steps_per_epoch
     from snclr.models.names import check_name
-    from snclr.train.config import require, resolve
+    from snclr.train.config import fit_queue, require, resolve
     from snclr.train.load_run import config_for_resume
 
     if settings.get("resume"):
-        if config is not None:
-            return ""  # training raises the error
-        resumed = config_for_resume(dict(settings))
-        if not resumed.data and not RunDir(resumed.out).config.is_file():
-            raise no_run_to_resume(resumed.out)
+        if config is None:  # else training raises the error
+            resumed = config_for_resume(dict(settings))
+            if not resumed.data and not RunDir(resumed.out).config.is_file():
+                raise no_run_to_resume(resumed.out)
         return ""
     resolved = resolve(settings, config)
     require(resolved, ("data", "out"))
@@ -167,32 +158,24 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     if not run.lock.is_held():  # else training raises the error, with the process that holds it
         run.check_free(resume=False, overwrite=resolved.overwrite)
     check_name(resolved.encoder)
-    _check_weights(resolved.init_from)
+    check_weights(resolved.init_from)
     check_device(resolved.device, resolved.precision)
     check_folder(resolved.out)
-    _check_local_images(resolved)
+    if _is_local(Path(resolved.data).expanduser()):  # enough images for the batch size and K?
+        images = len(open_dataset(resolved.data, split="train"))
+        fit_queue(resolved, images)
+        steps_per_epoch(images, resolved.batch_size)
     return unread_photos(resolved.data)
 
 
-def _check_weights(init_from: str | None) -> None:
-    path = Path(init_from or ".")
-    if init_from != "pretrained" and not path.exists():
+def check_weights(weights: str | Path | None) -> None:
+    """Raise UserError if there is no such file or folder with weights."""
+    path = Path(weights or ".").expanduser()
+    if weights != "pretrained" and not path.exists():
         raise UserError(
             f"there is no {path}{similar_path(path)}. Give a run directory, a weights file (.pth, .pt or .safetensors)"
             " or pretrained."
         )
-
-
-def _check_local_images(config: PretrainConfig) -> None:
-    """Raise UserError if a folder or list has too few images for the batch size or K."""
-    from snclr.data.datasets.base import open_dataset
-    from snclr.data.sampler import steps_per_epoch
-    from snclr.train.config import fit_queue
-
-    if _is_local(Path(config.data).expanduser()):
-        images = len(open_dataset(config.data, split="train"))
-        fit_queue(config, images)
-        steps_per_epoch(images, config.batch_size)
 
 
 def _is_local(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from snclr.errors import UserError, did_you_mean, known_spelling
+from snclr.errors import UserError
 
 
 def list_recipes(recipe: str | None = None) -> dict[str, Any]:
@@ -40,13 +40,13 @@ def list_methods(method: str | None = None) -> dict[str, Any]:
         method: Show the settings that this method uses, with their defaults.
     """
     from snclr.methods import METHODS
+    from snclr.runtime.settings import describe
+    from snclr.train.config import PretrainConfig
 
     if method is None:
         return {name: config.paper() for name, config in METHODS.items()}
-    method = known_spelling(method, METHODS)
-    if method not in METHODS:
-        raise UserError(f"unknown method {method!r}{did_you_mean(method, METHODS)}; choose one of {', '.join(METHODS)}")
-    return {"paper": METHODS[method].paper(), **asdict(METHODS[method]())}
+    config = METHODS[describe(PretrainConfig)["method"].check(method)]
+    return {"paper": config.paper(), **asdict(config())}
 
 
 def list_studies(study: str | None = None) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def list_studies(study: str | None = None) -> dict[str, Any]:
     Args:
         study: Show the rows of this study, with their settings and the results of the paper.
     """
-    from snclr.studies.paper.named import STUDIES, describe_study, get_study
+    from snclr.studies.paper import describe_study, get_study, named_studies
 
     if study is None:
-        return {name: f"{one.source}: {one.title}" for name, one in STUDIES.items()}
+        return {name: f"{one.source}: {one.title}" for name, one in named_studies().items()}
     return describe_study(study, get_study(study))

@@ -30,7 +30,9 @@ class EncodingOptions(SessionOptions, total=False):
     """Where an evaluation of frozen features runs, and in which precision."""
 
     precision: Annotated[
-        Literal["32", "bf16", "bf16-mixed"], "32", "Precision of the encoder: 32, or bf16 on GPUs; features have 32."
+        Literal["32", "bf16", "bf16-mixed"],
+        "32",
+        "Precision of the encoder: 32, or bf16 on GPUs; features have 32 bits.",
     ]
 
 

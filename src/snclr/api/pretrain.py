@@ -1,4 +1,4 @@
-"""`snclr.pretrain` trains an encoder; `snclr.plan` estimates time, memory and disk space of a run."""
+"""`snclr.pretrain` trains an encoder, `snclr.plan` estimates its cost, `snclr.doctor` checks the machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from snclr.api.early_checks import check_data, check_device, check_numbers, chec
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
+    from snclr.diagnostics.suite import DoctorResult
     from snclr.train.planning.run_plan import RunPlan
     from snclr.train.pretrain import PretrainResult
 
@@ -62,3 +63,25 @@ def plan(
     from snclr.train.planning.run_plan import plan_run
 
     return plan_run(settings, config, steps=steps, probe_minutes=probe_minutes, quiet=quiet)
+
+
+def doctor(
+    *, device: str = "auto", devices: str | int = "auto", recipe: str | None = None, only: str = "",
+    quick: bool = False,
+) -> DoctorResult:  # fmt: skip
+    """Check this machine: kernels, methods, precisions, resume, ranks, memory and speed.
+
+    A check that cannot run on this machine has the outcome "not applicable" and a reason. Only temporary files are
+    written.
+
+    Args:
+        device: Device: cpu, cuda, mps, cuda:1 for the second GPU, or auto: a GPU if there is one.
+        devices: Ranks to compare with one rank: a number, or auto for all GPUs (on a CPU: 2).
+        recipe: Recipe whose memory and speed are measured (default: resnet50-imagenet on a CUDA GPU, else demo).
+        only: Groups of checks to run, with commas between them, e.g. kernels,methods (default: all).
+        quick: Use smaller sizes, and omit the largest batch and the gain of --compile.
+    """
+    from snclr.diagnostics.suite import diagnose
+
+    groups = [name.strip() for name in only.split(",") if name.strip()]
+    return diagnose(device, str(devices), recipe, groups, quick=quick)

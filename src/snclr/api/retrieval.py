@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from snclr.api.early_checks import check_file, check_numbers, check_query, check_run_and_data, checked_session
 from snclr.api.options import SessionOptions, with_options
-from snclr.evaluation.results import (
-    FORMATS,
-    MAX_NEIGHBORS,
-    EmbedResult,
-    Explanation,
-    NeighborsResult,
-    SearchResult,
-)  # fmt: skip
+from snclr.errors import UserError
+from snclr.evaluation.results import FORMATS, MAX_NEIGHBORS, EmbedResult, Explanation, NeighborsResult, SearchResult
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -96,7 +90,6 @@ def search(
     """
     check_numbers(Range(ge=1), k=k)
     check_file(out, suffixes=(".png",))
-    check_run_and_data(run, data)
     if embeddings is None:  # else these name the collection
         check_query(run, image, data, split=split)
     with checked_session(run, data, **options) as session:
@@ -145,7 +138,6 @@ def neighbors(
     check_numbers(Range(ge=1), rows=rows)
     check_file(out, suffixes=(".png",))
     queries = [images] if isinstance(images, (str, Path)) else list(images)
-    check_run_and_data(run, data)
     for image in queries if candidates in (None, "queue") else ():  # else its key may be one of the candidates
         check_query(run, image, data)
     with checked_session(run, data, None if candidates == "queue" else candidates, **options) as session:
@@ -180,13 +172,12 @@ def explain(
         quiet: Print no progress.
     """
     check_file(out, suffixes=(".png",))
-    check_run_and_data(run, None if candidates == "queue" else candidates)
-    from snclr.evaluation.retrieval.queries import check_single
-
-    check_single(image)
+    check_run_and_data(run, None if candidates == "queue" else candidates, device=device)
+    if Path(image).expanduser().is_dir():
+        raise UserError(f"{image} is a folder; give one image")
     check_query(run, image)
     from snclr.evaluation.retrieval.explain import explain_image
-    from snclr.reports.figures.explain import draw_explanation
+    from snclr.reports.figures.neighbors import draw_explanation
 
     return explain_image(
         run, image, candidates=candidates, out=out, workers=workers, device=device, quiet=quiet, draw=draw_explanation

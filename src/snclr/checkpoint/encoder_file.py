@@ -5,11 +5,16 @@ ResNet with a low-resolution stem; `loading_snippet` returns code that loads any
 
 Both files carry the description of the encoder, since two files cannot be replaced atomically. After a crash between
 the two writes, the weights file decides; it also has its own hash.
+
+A run may also keep snapshots, `encoders/step-0000000120.safetensors`: the weights alone at some of its steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ from snclr.models.vit import head_count
 WEIGHTS_NAME = "encoder.safetensors"
 CONFIG_NAME = "config.json"
 SCHEMA = 1
+_SNAPSHOT = re.compile(r"step-(\d{10})\.safetensors")
 
 # Without a classifier, timm takes the weights of these for those of an older layout, renames their keys and fails.
 _NEEDS_CLASSIFIER = ("swin", "davit", "nextvit")
@@ -43,7 +49,8 @@ def save_encoder(encoder: nn.Module, spec: EncoderSpec, folder: Path, *, extra: 
 
     `extra` (JSON values such as the epoch and the method) is for the reader; no code depends on it.
     """
-    state = {key: _to_saved(value) for key, value in encoder.state_dict().items()}
+    state = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
+    state = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
     _check_state(state, spec, "the encoder")
     if spec.heads is not None and head_count(encoder) != spec.heads:  # shapes do not depend on it
         raise UserError(f"{spec.name} has {head_count(encoder)} attention heads, but its description has {spec.heads}.")
@@ -59,7 +66,6 @@ def save_encoder(encoder: nn.Module, spec: EncoderSpec, folder: Path, *, extra: 
     weights = safetensors.torch.save(state, {"snclr": json.dumps(description)})
     config = json.dumps(_timm_config(spec) | {"snclr": description}, indent=2) + "\n"
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / WEIGHTS_NAME, weights)
     write_atomic(folder / CONFIG_NAME, config)
 
@@ -72,7 +78,9 @@ def load_encoder(folder: Path) -> tuple[nn.Module, EncoderSpec]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder. {_GIVE_A_RUN}")
-    in_config = _read_config(folder / CONFIG_NAME)
+    with _explain_unreadable(folder / CONFIG_NAME), open(folder / CONFIG_NAME, "rb") as file:
+        config = json.loads(file.read(_MAX_CONFIG_BYTES))  # a larger file is not ours and does not parse
+    in_config = _check_description(config.get("snclr") if isinstance(config, dict) else None, folder / CONFIG_NAME)
     state, metadata = read_weights_file(folder / WEIGHTS_NAME)
     description = _check_description(metadata, folder / WEIGHTS_NAME)
     spec = EncoderSpec.from_dict(description.get("encoder"))
@@ -89,24 +97,47 @@ def load_encoder(folder: Path) -> tuple[nn.Module, EncoderSpec]:
 
 def read_weights_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Return the tensors of a .safetensors file and, if snclr wrote it, the description in its metadata."""
+    with _explain_unreadable(path), safe_open(path, framework="pt", device="cpu") as file:
+        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        description = json.loads((file.metadata() or {}).get("snclr", "null"))
+    return state, description if isinstance(description, dict) else None
+
+
+@contextlib.contextmanager
+def _explain_unreadable(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file of an encoder inside the block into a UserError."""
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-            description = json.loads((file.metadata() or {}).get("snclr", "null"))
+        yield
     except FileNotFoundError:
         raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _GIVE_A_RUN)}") from None
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # RuntimeError: also too deeply nested JSON
         raise UserError(
-            f"cannot read {path} ({error}). It is damaged or not a .safetensors file. {_repair(path.parent)}"
+            f"cannot read {path} ({error}). It is damaged or not a {path.suffix} file. {_repair(path.parent)}"
         ) from error
-    return state, description if isinstance(description, dict) else None
 
 
 def _repair(folder: Path, otherwise: str = "Restore it from a copy.") -> str:
     """Return what to do about a missing or damaged file of an encoder: a run writes it again from a checkpoint."""
     if RunDir(folder).has_checkpoints():
-        return f"Write it again from the last checkpoint: {snclr_command('pretrain', '--resume', '--out', folder)}"
+        command = snclr_command("pretrain", "--resume", "--out", folder)
+        return f"Finish the training, or write it again from the last checkpoint: {command}"
     return otherwise
+
+
+def save_snapshot(run: RunDir, encoder: nn.Module, step: int, *, total_steps: int, keep: int) -> None:
+    """Write a snapshot at the first call after each of `keep` evenly spaced steps; `keep` 0 writes none."""
+    if keep == 0:
+        return
+    before = max((known for known in snapshots(run) if known < step), default=0)
+    if step * keep // total_steps > before * keep // total_steps:
+        state = {name: value.detach().cpu().contiguous() for name, value in encoder.state_dict().items()}
+        write_atomic(run.encoders / f"step-{step:010d}.safetensors", safetensors.torch.save(state))
+
+
+def snapshots(run: RunDir) -> dict[int, Path]:
+    """Return the snapshots of a run by step, oldest first."""
+    found = ((_SNAPSHOT.fullmatch(path.name), path) for path in run.encoders.glob("*.safetensors"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def loading_snippet(spec: EncoderSpec, folder: Path) -> str:
@@ -153,12 +184,6 @@ def timm_reads_folder(spec: EncoderSpec) -> bool:
     return spec.stem == "standard" and not spec.architecture.startswith(_NEEDS_CLASSIFIER)
 
 
-def _to_saved(value: Tensor) -> Tensor:
-    """Return a contiguous copy on the CPU; floating point values become float32."""
-    value = value.detach().to("cpu")
-    return (value.float() if value.is_floating_point() else value).contiguous()
-
-
 def _timm_config(spec: EncoderSpec) -> dict[str, Any]:
     """Return the part of config.json that timm reads: model arguments and image preprocessing."""
     return {
@@ -177,18 +202,6 @@ def _timm_config(spec: EncoderSpec) -> dict[str, Any]:
             "num_classes": 0,
         },
     }
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Return the description in config.json, or raise a UserError."""
-    try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_MAX_CONFIG_BYTES))  # a larger file is not ours and does not parse
-    except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}. {_repair(path.parent, _GIVE_A_RUN)}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({error}). It is damaged. {_repair(path.parent)}") from error
-    return _check_description(content.get("snclr") if isinstance(content, dict) else None, path)
 
 
 def _check_description(description: object, path: Path) -> dict[str, Any]:

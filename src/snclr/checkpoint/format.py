@@ -24,15 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from snclr.errors import UserError
-from snclr.io.atomic import (
-    discard,
-    explain_full_disk,
-    fsync_path,
-    is_partial,
-    partial_path,
-    remove_partial,
-    write_synced,
-)
+from snclr.io.atomic import discard, explain_full_disk, fsync_path, is_partial, partial_path, remove_partial, write_all
 from snclr.io.hashing import sha256_file, sha256_text
 from snclr.io.locking import FileLock
 
@@ -75,9 +67,6 @@ def save_checkpoint(
     >>> saved.name, load_checkpoint(saved).info
     ('step-0000000120', {'epoch': 3})
     """
-    if keep < 1:
-        raise UserError(f"keep is {keep}; it must be at least 1")
-    assert 0 <= step < 10**10, step
     folder = Path(folder)
     target = folder / f"step-{step:010d}"
     info_json = json.dumps(info, indent=1).encode()
@@ -94,14 +83,14 @@ def save_checkpoint(
         try:
             _recover(folder)
             partial.mkdir()
-            write_synced(partial / INFO, info_json)
+            _write_synced(partial / INFO, info_json)
             _write_tensors(partial / TENSORS, tensors)
             (partial / TENSORS).chmod((partial / INFO).stat().st_mode)  # safetensors creates files with mode 0600
             files = {
                 name: {"sha256": sha256_file(partial / name), "size": (partial / name).stat().st_size}
                 for name in (TENSORS, INFO)
             }
-            write_synced(partial / MANIFEST, _manifest_bytes({"schema": SCHEMA, "step": step, "files": files}))
+            _write_synced(partial / MANIFEST, _manifest_bytes({"schema": SCHEMA, "step": step, "files": files}))
             fsync_path(partial)
             os.rename(partial, target.with_name(target.name + ".new") if target.exists() else target)
             fsync_path(folder)
@@ -120,7 +109,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
 
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"there is no checkpoint at {path}")
+        raise DamagedCheckpoint(f"there is no checkpoint at {path}")
     try:
         manifest = _read_manifest(path)
         for name, entry in manifest["files"].items():
@@ -151,9 +140,7 @@ def latest_checkpoint(folder: Path | str, warn: Callable[[str], None]) -> Checkp
         path, inode = next(iter(remaining.items()))
         try:
             return load_checkpoint(path)
-        except UnknownSchema:
-            raise
-        except UserError as error:
+        except DamagedCheckpoint as error:
             if _checkpoints(folder).get(path) == inode:  # else a running writer has replaced or deleted it
                 damaged.add(path)
                 warn(str(error))
@@ -162,17 +149,24 @@ def latest_checkpoint(folder: Path | str, warn: Callable[[str], None]) -> Checkp
     return None
 
 
+def saved_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints of a folder, intact or damaged, by step."""
+    return {int(path.name[5:15]): path for path in _checkpoints(folder)}
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    """Create a file and sync it to disk."""
+    with open(path, "xb") as file:
+        write_all(file.fileno(), data)
+        os.fsync(file.fileno())
+
+
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a synced safetensors file; equal tensors give equal bytes."""
     import safetensors.torch
 
-    storages: set[int] = set()
-    prepared = {}
-    for name, tensor in tensors.items():
-        value = tensor.detach().to("cpu").resolve_neg().contiguous()
-        storage = value.untyped_storage().data_ptr()
-        prepared[name] = value.clone() if storage in storages else value  # safetensors refuses shared memory
-        storages.add(storage)
+    # safetensors refuses tensors that share memory, so each is copied.
+    prepared = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     try:
         safetensors.torch.save_file(prepared, path)
     except SafetensorError as error:  # raised for errors of the disk too

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from snclr.errors import UserError, first_names
-from snclr.io.atomic import discard, is_partial, remove_partial, why_unwritable
+from snclr.io.atomic import discard, explain_unwritable, is_partial, remove_partial
 from snclr.io.locking import FileLock
 
 LOCK = ".snclr-run.lock"
@@ -67,12 +67,9 @@ class RunDir:
         """
         run = cls(path)
         run.check_free(resume=resume, overwrite=True)
-        try:
+        with explain_unwritable(run.path, "choose another --out"):
             run.path.mkdir(parents=True, exist_ok=True)
             free = run.lock.acquire()
-        except OSError as error:
-            why = why_unwritable(run.path, error)
-            raise UserError(f"cannot write to {run.path} ({why}). Choose another --out.") from error
         if not free:
             raise UserError(
                 f"{run.path} is in use by a running job: {run.lock.holder()}."
@@ -105,15 +102,12 @@ class RunDir:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _entries(self) -> list[str]:
-        paths = self.path.iterdir() if self.path.exists() else ()
-        return sorted(path.name for path in paths if path.name != LOCK and not is_partial(path))
-
     def check_free(self, *, resume: bool, overwrite: bool) -> None:
         """Raise a UserError for a file, for other content than a run, and for a run without `resume` or `overwrite`."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file. Choose a directory as --out; it is created if it does not exist.")
-        entries = self._entries()
+        paths = self.path.iterdir() if self.path.exists() else ()
+        entries = sorted(path.name for path in paths if path.name != LOCK and not is_partial(path))
         if entries and not self.looks_like_run():
             raise UserError(
                 f"{self.path} is not empty and not a run of snclr (it contains {first_names(map(repr, entries))})."

@@ -21,21 +21,17 @@ def collect(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 def restore(tensors: dict[str, Tensor], method: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load what `collect` returned."""
+    """Load what `collect` returned.
+
+    Files hold contiguous tensors. Every moment gets the strides of its parameter, as the optimizer creates it: with
+    others, an update is slower and cannot be fused.
+    """
     load_method_state(tensors, method)
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in _below("optimizer/", tensors).items():
         index, name = key.split("/", 1)
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    _match_memory_format(optimizer)
-
-
-def _match_memory_format(optimizer: torch.optim.Optimizer) -> None:
-    """Give every moment the strides of its parameter, as the optimizer creates it: files hold contiguous tensors.
-
-    With other strides than the parameter's, an update is slower and cannot be fused.
-    """
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():

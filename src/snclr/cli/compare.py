@@ -9,17 +9,15 @@ from typing import Any
 from snclr.api.compare import ablate, compare
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table
-from snclr.studies.estimate import StudyEstimate
-from snclr.studies.paper.ablations import RULES, TABLES
-from snclr.studies.run_study import StudyResult
+from snclr.studies.paper import RULES, TABLES
+from snclr.studies.run_study import StudyEstimate, StudyResult
 
 _COMPARE_EXAMPLES = """Examples:
-  snclr compare --methods snclr,nnclr,mocov3 --seeds 3 --recipe demo --data demo --out runs/compare
-  snclr compare --methods snclr,snclr:neighbors=30,gamma=max,nnclr --seeds 0,1 --data photos/ --out runs/compare
-  snclr compare --methods snclr,byol --tune lr=0.002,0.004,0.008 --data cifar10 --recipe cifar-cpu --out runs/tuned
-  snclr compare --methods snclr,dino:local_crops=4 --budget images --recipe demo --data demo --out runs/images
-  snclr compare --study table-1-resnet50 --data imagenet/ --epochs 100 --out runs/table-1
-  snclr compare --study table-2-resnet50 --data demo --recipe demo --epochs 4 --out runs/table-2
+  snclr compare --data photos/ --out runs/compare --dry-run
+  snclr compare --data photos/ --out runs/k --methods snclr,snclr:neighbors=30
+  snclr compare --data cifar10 --out runs/tuned --tune lr=0.03,0.06 --seeds 0,1
+  snclr compare --data demo --out runs/demo --recipe demo --budget images
+  snclr compare --data imagenet/ --out runs/table-1 --study table-1-resnet50
 
 Each row of the table is a method, or a method with its own settings (METHOD:NAME=VALUE,NAME=VALUE). Flags of `snclr
 pretrain` apply to all rows; a row cannot set encoder, data, batch size or views for itself, except in a named study
@@ -27,8 +25,8 @@ pretrain` apply to all rows; a row cannot set encoder, data, batch size or views
 continues after a stop, and an additional row or seed trains only that row or seed.
 """
 _ABLATE_EXAMPLES = """Examples:
-  snclr ablate --table positiveness --seeds 3 --recipe demo --data demo --out runs/ablate
-  snclr ablate --table neighbors --values 5,10,20 --recipe demo --data demo --out runs/ablate
+  snclr ablate --table positiveness --data photos/ --out runs/ablate
+  snclr ablate --table neighbors --values 5,10 --data photos/ --out runs/ablate
   snclr ablate --table cost --recipe cifar-cpu --data cifar10 --out runs/ablate
 
 {tables}
@@ -58,13 +56,15 @@ def show_study(result: StudyResult | StudyEstimate) -> None:
 
 
 def _show_estimate(estimate: StudyEstimate) -> None:
+    from snclr.runtime.progress import duration
+
     print(estimate.title + (f"\nrule: {estimate.rule}" if estimate.rule else ""))
     for run in estimate.runs:
         print(f"  {'finished' if run['finished'] else 'to train'}  {run['run']}")
-    duration = "unknown" if estimate.seconds is None else f"about {estimate.seconds / 3600:.2f} hours"
+    time = "unknown" if estimate.seconds is None else f"about {duration(estimate.seconds)}"
     tuning = f", {estimate.tuning} of them to tune" if estimate.tuning else ""
     print(
-        f"runs: {len(estimate.runs)}{tuning}; {estimate.pending} to train: {duration} ({estimate.how}), plus a short"
+        f"runs: {len(estimate.runs)}{tuning}; {estimate.pending} to train: {time} ({estimate.how}), plus a short"
         " evaluation of each. Nothing was written."
     )
 
@@ -72,10 +72,10 @@ def _show_estimate(estimate: StudyEstimate) -> None:
 _WRAP = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="  ")
 _TABLES = "\n\n".join(f"{name}\n  {text}\n{_WRAP.fill(f'rule: {RULES[name]}')}" for name, text in TABLES.items())
 _SHARED: dict[str, Any] = {
-    "show": show_study, "needs": ("data",), "types": {"seeds": str, "tune": list[str]},
+    "needs": ("data",), "types": {"seeds": str, "tune": list[str]},
     "hidden": ("method", "seed", "resume", "overwrite", "keep_checkpoints"),
 }  # fmt: skip
 COMMANDS = {
-    "compare": Command(function=compare, examples=_COMPARE_EXAMPLES, **_SHARED),
-    "ablate": Command(function=ablate, examples=_ABLATE_EXAMPLES.format(tables=_TABLES), **_SHARED),
+    "compare": Command(compare, show_study, _COMPARE_EXAMPLES, **_SHARED),
+    "ablate": Command(ablate, show_study, _ABLATE_EXAMPLES.format(tables=_TABLES), **_SHARED),
 }

@@ -1,18 +1,24 @@
-"""Print the results of the commands that evaluate a run."""
+"""Print the results of the commands that evaluate a run, and of `snclr demo`."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from cyclopts import Parameter
 
-from snclr.api.detect import DetectResult, detect
-from snclr.api.evaluate import fewshot, finetune, knn, linear
+from snclr.api.demo import DemoResult, demo
+from snclr.api.evaluate import DetectResult, detect, fewshot, finetune, knn, linear
 from snclr.cli.flags import Command, SettingGroups
 from snclr.cli.output import print_table
 from snclr.errors import count
-from snclr.evaluation.results import AccuracyResult, Baseline, FewShotResult, KnnResult
+from snclr.evaluation.results import TITLES, AccuracyResult, Baseline, FewShotResult, KnnResult
 
+_DEMO_EXAMPLES = """Examples:
+  snclr demo
+  snclr demo --seed 1 --out runs/demo-1
+"""
+_DEMO_INTRO = "Pre-training on 6,000 small photographs, without their labels. This takes a few minutes."
 _KNN_EXAMPLES = """Examples:
   snclr knn runs/photos --data labeled-photos/
   snclr knn runs/cifar --data cifar10 --k 20 --json
@@ -22,17 +28,17 @@ Features are cached in RUN/evaluation/features and reused by the next evaluation
 stopped evaluation.
 """
 _FEWSHOT_EXAMPLES = """Examples:
-  snclr fewshot runs/photos --data labeled-photos/                        # one label per class
-  snclr fewshot runs/photos --data labeled-photos/ --labels-per-class 4 --draws 100
+  snclr fewshot runs/photos --data labeled-photos/   # one label per class
+  snclr fewshot runs/photos --data labeled-photos/ --labels-per-class 4
 
 Each draw labels a few random training images of every class. Every test image gets the class of the nearest of them, by
 cosine similarity. The accuracy is the mean over the draws, and s.e. its standard error over the draws. Use it for
 datasets with many near-duplicates, such as views of one object, where kNN with all labels is close to 100 %.
 """
 _LINEAR_EXAMPLES = """Examples:
-  snclr linear runs/photos --data labeled-photos/              # cached features: seconds
-  snclr linear runs/vit-s --data imagenet/ --protocol paper     # 90 epochs of random crops, as in the paper
-  snclr linear runs/mae --data imagenet/ --protocol mae         # as in MAE: a batch norm before the classifier
+  snclr linear runs/photos --data labeled-photos/           # takes seconds
+  snclr linear runs/vit-s --data imagenet/ --protocol paper  # 90 epochs
+  snclr linear runs/mae --data imagenet/ --protocol mae      # as in MAE
 
 Protocols:
   cached   features of center crops, extracted once. The learning rate is the
@@ -47,8 +53,8 @@ Features are cached in RUN/evaluation/features. Repeat the command to continue a
 """
 _FINETUNE_EXAMPLES = """Examples:
   snclr finetune runs/photos --data labeled-photos/ --labels 10%
-  snclr finetune runs/resnet50 --data imagenet/ --labels 1percent.txt --workers 8   # a published list
-  snclr finetune runs/photos --data labeled-photos/ --labels 10% --from-scratch --epochs 200 --lr 0.1
+  snclr finetune runs/resnet50 --data imagenet/ --labels 1percent.txt
+  snclr finetune runs/photos --data labeled-photos/ --from-scratch --epochs 200
 
 The defaults are SimCLR's: SGD with Nesterov momentum 0.9, learning rate 0.05 × batch/256 for encoder and head, cosine
 to 0, no weight decay, random resized crops and flips, 60 epochs up to 1% of the labels and 30 above. --from-scratch
@@ -56,22 +62,17 @@ starts from random weights, for the "supervised" row of a table; a fair comparis
 epochs. Repeat the command to continue a stopped training.
 """
 _DETECT_EXAMPLES = """Examples:
-  snclr detect runs/resnet50 --data coco/ --devices 8 --workers 4           # the paper's 1x protocol
-  snclr detect runs/resnet50 --data coco/ --init random                     # the "Rand Init" row
-  snclr detect runs/supervised --data coco/ --encoder resnet50 --init resnet50-0676ba61.pth   # "Supervised"
-  snclr detect runs/photos --data pedestrians/ --recipe cpu                 # minutes, for a narrow ResNet
-  snclr detect runs/photos --data other/ --detector runs/photos/detect-run-1a2b3c4d5e6f       # evaluate only
+  snclr detect runs/resnet50 --data coco/ --devices 8    # the paper's 1x
+  snclr detect runs/resnet50 --data coco/ --init random  # the row "Rand Init"
+  snclr detect runs/r50 --data coco/ --encoder resnet50 --init resnet50.pth
+  snclr detect runs/photos --data people/ --recipe cpu     # takes minutes
+  snclr detect runs/photos --data other/ --detector runs/photos/detect-run-1a2b
 
 --data is a folder with images and COCO annotation files such as annotations/instances_train2017.json. Files with other
 names are given by flags. A recipe sets the schedule and the detector; a flag overrides it. The defaults shown are those
 of the recipe 1x. Repeat the command to continue a stopped training; a finished detector is evaluated again.
 """
 
-
-_TITLES = {
-    "knn": "kNN", "linear-cached": "linear", "linear-paper": "linear (paper protocol)",
-    "linear-mae": "linear (MAE's protocol)", "finetune": "fine-tuned", "finetune-scratch": "trained from scratch",
-}  # fmt: skip
 
 _COLUMNS = {
     "AP_bb": "AP^bb", "AP50_bb": "AP^bb_50", "AP75_bb": "AP^bb_75",
@@ -84,26 +85,17 @@ _TOP5_CLASSES = 10
 
 def show_accuracy(result: AccuracyResult) -> None:
     """Print the accuracies of the run and the baselines, with what is needed to judge them."""
-    k = f", {_describe_k(result)}" if isinstance(result, KnnResult) else ""
-    if isinstance(result, FewShotResult):
-        k = f", mean over {count(result.draws, 'draw')}"
-    title = _TITLES.get(result.kind, result.kind)
+    how = f", mean over {count(result.draws, 'draw')}" if isinstance(result, FewShotResult) else ""
+    if isinstance(result, KnnResult):
+        how = f", k = {result.k}{' (auto)' if result.settings['k'] == 'auto' else ''}"
+    title = TITLES.get(result.kind, result.kind)
     has_top5 = result.top5 is not None and result.classes >= _TOP5_CLASSES
     chance = describe_chance(result) + (f", of top-5 {_chance_of_top5(result)}" if has_top5 else "")
-    print(f"{title} top-1 ± s.e.{k}, {count(result.n, 'test image')}; {chance}")
+    print(f"{title} top-1 ± s.e.{how}, {count(result.n, 'test image')}; {chance}")
     rows = {"this run": own_row(result), **result.baselines}.items()
-    print_table(
-        [""] * 4,
-        [
-            (
-                f"  {name}",
-                accuracy(row),
-                "" if row.top5 is None or not has_top5 else f"top-5 {row.top5:.1%}",
-                row.note or "",
-            )
-            for name, row in rows
-        ],
-    )
+    top5 = [f"top-5 {row.top5:.1%}" if has_top5 and row.top5 is not None else "" for _, row in rows]
+    cells = [(f"  {name}", accuracy(row), five, row.note or "") for (name, row), five in zip(rows, top5, strict=True)]
+    print_table([""] * 4, cells)
     reached = [f"the {name}" if "encoder" in name else name for name, row in rows if row.top1 >= result.top1][1:]
     if reached and result.kind != "finetune-scratch":
         print(f"  This run is not above {' and '.join(reached)}: train for more epochs, or try another method.")
@@ -115,15 +107,6 @@ def show_accuracy(result: AccuracyResult) -> None:
         print(f"  images without a label: {result.unlabeled:,}, left out")
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-
-
-def _describe_k(result: KnnResult) -> str:
-    """Return the number of neighbors that voted, marked if it was chosen automatically.
-
-    The protocol records it, e.g. "k = 40 (auto)".
-    """
-    k = f"k = {result.k}"
-    return f"{k} (auto)" if f"{k} (auto)" in result.protocol else k
 
 
 def own_row(result: AccuracyResult) -> Baseline:
@@ -151,15 +134,33 @@ def _is_balanced(result: AccuracyResult) -> bool:
     return abs(result.chance * result.classes - 1) < 1e-9
 
 
+def show_demo(result: DemoResult) -> None:
+    """Print the accuracies, their protocols and where the files are."""
+    from snclr.checkpoint.encoder_file import load_encoder, loading_snippet
+
+    knn, linear = ({"trained (SNCLR)": own_row(part), **part.baselines} for part in (result.knn, result.linear))
+    images = count(result.knn.n, "test image")
+    print(f"\ntop-1 accuracy ± standard error on {images}; {describe_chance(result.knn)}")
+    rows = [(name, accuracy(row), accuracy(linear[name])) for name, row in knn.items()]
+    print_table(["features", f"kNN (k = {result.knn.k})", "linear"], rows)
+    purity = ", ".join(f"{share:.0%}" for share in result.neighbor_purity)
+    print(f"\nneighbor purity, 1st to {len(result.neighbor_purity)}th neighbor: {purity}")
+    print(f"  {result.purity_description}")
+    print(f"\nProtocols (labels are used only here)\n  {result.knn.protocol}\n  {result.linear.protocol}")
+    print(f"\n{result.seconds / 60:.1f} minutes. Figure: {result.figure}   weights: {result.out}/encoder.safetensors")
+    print(f"Report (open in a browser): {result.report}")
+    snippet = loading_snippet(load_encoder(Path(result.out))[1], Path(result.out))
+    print(f"\nLoad the encoder without snclr:\n\n{snippet}")
+    print("Now your own images:  snclr pretrain --data my-photos/ --out runs/photos")
+
+
 def show_detect(result: DetectResult) -> None:
     """Print the six columns of the paper's table in percent, the classes and the protocol."""
     print(f"{result.kind} (from {result.start}), in percent")
     print_table([*_COLUMNS.values()], [[_percent(result.numbers.get(name)) for name in _COLUMNS]], left=0)
     if len(result.classes) > 1:
-        rows = [
-            (str(entry["name"]), str(entry["objects"]), _percent(entry["box"]), _percent(entry["mask"]))
-            for entry in result.classes[:_SHOWN_CLASSES]
-        ]
+        shown = result.classes[:_SHOWN_CLASSES]
+        rows = [(str(c["name"]), str(c["objects"]), _percent(c["box"]), _percent(c["mask"])) for c in shown]
         print_table(["class", "objects", "AP^bb", "AP^mk"], rows)
     if len(result.classes) > _SHOWN_CLASSES:
         print(f"… {len(result.classes) - _SHOWN_CLASSES} more classes in results.jsonl")
@@ -182,17 +183,17 @@ def _detect_settings() -> SettingGroups:
 
 
 COMMANDS = {
-    "knn": Command(function=knn, show=show_accuracy, examples=_KNN_EXAMPLES),
-    "fewshot": Command(function=fewshot, show=show_accuracy, examples=_FEWSHOT_EXAMPLES),
-    "linear": Command(function=linear, show=show_accuracy, examples=_LINEAR_EXAMPLES),
-    "finetune": Command(function=finetune, show=show_accuracy, examples=_FINETUNE_EXAMPLES),
+    "knn": Command(knn, show_accuracy, _KNN_EXAMPLES),
+    "fewshot": Command(fewshot, show_accuracy, _FEWSHOT_EXAMPLES),
+    "linear": Command(linear, show_accuracy, _LINEAR_EXAMPLES),
+    "finetune": Command(finetune, show_accuracy, _FINETUNE_EXAMPLES),
     "detect": Command(
-        function=detect,
-        show=show_detect,
-        examples=_DETECT_EXAMPLES,
-        settings=_detect_settings,
+        detect, show_detect, _DETECT_EXAMPLES, settings=_detect_settings, without=("momentum",),
         types={"short_side": str},
         flags={"short_side": Parameter(show_default=lambda sides: f"{sides[0]}-{sides[1]}")},
-        without=("momentum",),
     ),
-}
+    "demo": Command(
+        demo, show_demo, _DEMO_EXAMPLES, intro=_DEMO_INTRO, without=("overwrite",),
+        saved="a demo cannot be resumed and starts from the beginning",
+    ),
+}  # fmt: skip

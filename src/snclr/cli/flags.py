@@ -10,25 +10,21 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import docstring_parser
 from cyclopts import App, CoercionError, Group, Parameter, Token, convert
 
 from snclr.errors import american, known_spelling, snclr_command
-from snclr.runtime.settings import current_name
-
-if TYPE_CHECKING:
-    from snclr.runtime.settings import Setting
+from snclr.runtime.settings import Setting, current_name
 
 _PRECISIONS = {"fp16": "16", "float16": "16", "fp32": "32", "float32": "32", "bfloat16": "bf16", "float64": "64"}
 _JSON = Parameter(help="print the result as one JSON object", negative=(), show_default=False)
 
-
-SettingGroups: TypeAlias = Mapping[str, Mapping[str, "Setting"]]
+SettingGroups: TypeAlias = Mapping[str, Mapping[str, Setting]]
 """Settings by group title and name."""
 
 
@@ -44,7 +40,7 @@ def pretrain_settings() -> SettingGroups:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """A command: the function it calls, how its result is printed, and what a signature cannot express."""
 
@@ -52,6 +48,7 @@ class Command:
     show: Callable[[Any], None]
     """Print the result."""
     examples: str
+    _: KW_ONLY
     flags: Mapping[str, Parameter] = field(default_factory=dict)
     """Aliases and value names of single flags."""
     settings: Callable[[], SettingGroups] = pretrain_settings
@@ -124,15 +121,12 @@ def normalize_spelling(argv: Sequence[str], commands: Iterable[str]) -> list[str
         "--table": american,
         "--precision": lambda value: _PRECISIONS.get(value.lower(), value),
     }
-    result: list[str] = []
-    for token in argv:
-        if not result:
-            result.append(known_spelling(token, commands))
-            continue
+    result = [known_spelling(name, commands) for name in argv[:1]]
+    for token in argv[1:]:
         flag, equals, value = token.partition("=")
         if flag.startswith("--"):
             flag = current_name(flag)
-        if flag in spellings and equals:
+        if flag in spellings:
             value = spellings[flag](value)
         elif result[-1] in spellings:
             flag = spellings[result[-1]](flag)
@@ -146,16 +140,17 @@ def _known_method(value: str) -> str:
     return known_spelling(value, METHODS)
 
 
-def with_flags(message: str, names: Iterable[str]) -> str:
+def with_flags(message: str, flags: Mapping[str, str]) -> str:
     """Write the parameters in an error message as flags.
 
     A name counts as a parameter if it has an underscore, is followed by "=", or starts the message as its subject.
 
-    >>> with_flags("image_size must be below epochs=5, not compile=False", ["image_size", "epochs", "compile"])
+    >>> flags = {"image_size": "--image-size", "epochs": "--epochs", "compile": "--compile"}
+    >>> with_flags("image_size must be below epochs=5, not compile=False", flags)
     '--image-size must be below --epochs 5, not --no-compile'
     """
-    for name in names:
-        flag, off = f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"
+    for name, flag in flags.items():
+        off = f"--no-{flag[2:]}"
         word = rf"(?<![\w./:?&'-])(?<!e\.g\. ){name}(?![\w/-]|\.\w)"  # not in a path, URL or example
         message = re.sub(rf"{word}=False\b", off, message)
         message = re.sub(rf"{word}=True\b", flag, message)
@@ -171,37 +166,42 @@ def parameter_names(command: Command) -> list[str]:
 
 def flag_names(command: Command) -> list[str]:
     """Return the flags that the help of a command lists, and --help."""
-    names = [name for name in parameter_names(command) if name not in command.hidden]
-    return [*(f"--{name.replace('_', '-')}" for name in names), "--help"]
+    every = _spellings(command).items()
+    return [flag for name, flags in every if name not in command.hidden for flag in flags] + ["--help"]
 
 
-def usage(app: App, name: str | None, command: Command | None) -> str:
+def given_flags(command: Command, argv: Sequence[str]) -> dict[str, str]:
+    """Return the flag of each parameter, the one in `argv` if it has several."""
+    given, every = {word.partition("=")[0] for word in argv}, _spellings(command).items()
+    return {name: next((flag for flag in flags if flag in given), flags[0]) for name, flags in every}
+
+
+def _spellings(command: Command) -> dict[str, list[str]]:
+    other = {name: parameter.alias or () for name, parameter in command.flags.items()}
+    return {name: [f"--{name.replace('_', '-')}", *other.get(name, ())] for name in parameter_names(command)}
+
+
+def usage(name: str | None, command: Command | None) -> str:
     """Return the usage line of a command, and the command that prints its help."""
-    line = usage_line(app, name, command) if name and command else "Usage: snclr COMMAND"
+    line = usage_line(name, command) if name and command else "Usage: snclr COMMAND"
     shown = "the options" if name else "the commands"
     return f"{line}\n`{snclr_command(*([name] if name else []), '--help')}` lists {shown}."
 
 
-def usage_line(app: App, name: str, command: Command) -> str:
-    """Return the usage line with the positional arguments first, as the examples have them.
-
-    cyclopts puts the flags first and calls optional arguments [ARGS].
-    """
-    from cyclopts.help import format_usage
-
-    parameters = list(_parameters(command))
-    named = {parameter.name: command.flags[parameter.name].name for parameter in parameters
-             if parameter.name in command.flags}  # fmt: skip
-    arguments = []
-    for parameter in parameters:
+def usage_line(name: str, command: Command) -> str:
+    """Return the usage line: positional arguments, then required flags; cyclopts has the flags first."""
+    arguments, required = [], list(command.needs)
+    for parameter in _parameters(command):
+        is_required = parameter.default is parameter.empty
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            label = "".join(named.get(parameter.name) or ()) or parameter.name.upper().replace("_", "-")
+            options = command.flags.get(parameter.name, Parameter())
+            label = "".join(options.name or ()) or parameter.name.upper().replace("_", "-")
             label += "..." if parameter.name in command.types else ""
-            arguments.append(label if parameter.default is parameter.empty else f"[{label}]")
-    line = str(format_usage(app, [name])).strip()
-    required = line.removeprefix(f"snclr {name}").partition("[OPTIONS]")[0]  # flags with their values
-    needed = [f"--{setting} {setting.upper()}" for setting in command.needs if f"--{setting} " not in required]
-    return " ".join(["Usage: snclr", name, *arguments, *needed, *required.split(), "[OPTIONS]"])
+            arguments.append(label if is_required else f"[{label}]")
+        elif is_required and parameter.name not in required:
+            required.append(parameter.name)
+    flags = [f"--{setting} {setting.upper()}" for setting in required]
+    return " ".join(["Usage: snclr", name, *arguments, *flags, "[OPTIONS]"])
 
 
 def _reflow(text: str) -> str:
@@ -216,24 +216,20 @@ def _parameters(command: Command) -> Iterator[inspect.Parameter]:
     annotations = {name: hint for name, hint in command.function.__annotations__.items() if name != "return"}
     holder: Any = SimpleNamespace(__annotations__=annotations)
     hints = typing.get_type_hints(holder, command.function.__globals__)
-    docs = {
-        param.arg_name: param.description for param in docstring_parser.parse(command.function.__doc__ or "").params
-    }
+    docs = {param.arg_name: param.description for param in docstring_parser.parse_from_object(command.function).params}
     # Settings first: in a group that both share, --data comes before --config.
     for name, parameter in sorted(declared.items(), key=lambda item: item[1].kind is item[1].KEYWORD_ONLY):
         if parameter.kind is parameter.VAR_KEYWORD:
             yield from _settings(command, {*declared, *command.without})
         elif name != "quiet" and name not in command.without:
-            text = Parameter(help=_as_phrase(docs.get(name) or ""))
             is_flag = parameter.kind is parameter.KEYWORD_ONLY or name in command.keywords
+            kind = parameter.KEYWORD_ONLY if is_flag else parameter.POSITIONAL_ONLY
             default = None if name in command.optional else parameter.default
-            yield parameter.replace(
-                kind=parameter.KEYWORD_ONLY if is_flag else parameter.POSITIONAL_ONLY,
-                default=default,
-                annotation=_annotated(command, name, hints[name], default, text),
-            )
-    for name, kind in command.extra.items():
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            text = Parameter(help=_as_phrase(docs.get(name) or ""))
+            annotation = _annotated(command, name, hints[name], default, text)
+            yield inspect.Parameter(name, kind, default=default, annotation=annotation)
+    for name, annotation in command.extra.items():
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
     as_json = _annotated(command, "json", bool, False, _JSON)
     yield inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json)
 
@@ -253,12 +249,12 @@ def _settings(command: Command, without: Collection[str]) -> Iterator[inspect.Pa
     for title, settings in command.settings().items():
         group = Group.create_ordered(title)
         for name, setting in settings.items():
-            if name in without:
-                continue
-            options = Parameter(help=_as_phrase(setting.help), group=group, show=name not in command.hidden)
-            kind, default = inspect.Parameter.KEYWORD_ONLY, setting.default
-            annotation = _annotated(command, name, setting.hint, default, options)
-            yield inspect.Parameter(name, kind, default=default, annotation=annotation)
+            if name not in without:
+                options = Parameter(help=_as_phrase(setting.help), group=group, show=name not in command.hidden)
+                annotation = _annotated(command, name, setting.hint, setting.default, options)
+                yield inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=setting.default, annotation=annotation
+                )
 
 
 def _annotated(command: Command, name: str, kind: Any, default: Any, *options: Parameter) -> Any:
@@ -270,8 +266,9 @@ def _annotated(command: Command, name: str, kind: Any, default: Any, *options: P
         kind, options = str | None, (*options, *([Parameter(metavar="PATH")] if Path in members else []))
     if int in (kind, *members) and float not in members and typing.get_origin(kind) is not list:
         options = (*options, Parameter(converter=_whole_number))
-    flag_options = (command.flags[name],) if name in command.flags else ()
-    parts = (kind, shown, *options, *flag_options)
+    if name in command.flags:
+        options = (*options, command.flags[name])
+    parts = (kind, shown, *options)
     return Annotated[parts]
 
 

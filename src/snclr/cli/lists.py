@@ -17,8 +17,8 @@ def _show(entries: dict[str, Any] | list[str]) -> None:
 
 
 COMMANDS = {
-    "recipes": Command(function=list_recipes, show=_show, examples="Example:\n  snclr recipes cifar\n"),
-    "encoders": Command(function=list_encoders, show=_show, examples="Example:\n  snclr encoders vit_small\n"),
-    "methods": Command(function=list_methods, show=_show, examples="Example:\n  snclr methods byol\n"),
-    "studies": Command(function=list_studies, show=_show, examples="Example:\n  snclr studies table-1-resnet50\n"),
+    "recipes": Command(list_recipes, _show, "Example:\n  snclr recipes cifar\n"),
+    "encoders": Command(list_encoders, _show, "Example:\n  snclr encoders vit_small\n"),
+    "methods": Command(list_methods, _show, "Example:\n  snclr methods byol\n"),
+    "studies": Command(list_studies, _show, "Example:\n  snclr studies table-1-resnet50\n"),
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import inspect
@@ -17,34 +20,9 @@ if TYPE_CHECKING:
     from snclr.runtime.progress import StatusLine
     from snclr.runtime.stop import StopRequested
 
-# name: (module in snclr.cli, summary). Only the module of the command in use is imported.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "Run the whole workflow on images that come with the package: pretrain, evaluate, report."),
-    "pretrain": ("pretrain", "Train an encoder on a folder of images, without labels."),
-    "plan": ("pretrain", "Estimate the time, memory and disk space of a run by training a few steps of it."),
-    "doctor": ("doctor", "Check that this machine computes the right values, and measure its speed and memory."),
-    "knn": ("evaluate", "Evaluate a run with a weighted k-nearest-neighbor classifier."),
-    "fewshot": ("evaluate", "Evaluate a run by the nearest image, with a few labels per class."),
-    "linear": ("evaluate", "Evaluate a run with a linear classifier on its frozen features."),
-    "finetune": ("evaluate", "Evaluate a run by fine-tuning it on a few labels."),
-    "detect": ("evaluate", "Evaluate a run as the backbone of Mask R-CNN on a COCO dataset."),
-    "embed": ("retrieval", "Write the features of every image to a file."),
-    "search": ("retrieval", "Find the images most similar to a given one."),
-    "neighbors": ("retrieval", "Draw images with their nearest neighbors and positiveness."),
-    "explain": ("retrieval", "Break the loss of one image down by neighbor."),
-    "report": ("report", "Write an HTML report of a run: curves, neighbors, embedding map, results."),
-    "explore": ("report", "Open a run in the browser: neighbors, map, live curves, views, curation."),
-    "curate": ("report", "List near-duplicates, leaks, outliers, suspect labels or a diverse subset."),
-    "export": ("export", "Export the encoder to torchvision, timm, detectron2, mmdet or ONNX, and verify each file."),
-    "import": ("export", "Write weights of torchvision, timm or MoCo v3 as a folder that other commands take."),
-    "compare": ("compare", "Train several methods under equal conditions and compare them over seeds."),
-    "ablate": ("compare", "Repeat one of the paper's ablation tables on your images."),
-    "pack": ("pack", "Write a folder of images as WebDataset shards with hashes."),
-    "recipes": ("lists", "List the recipes (named settings)."),
-    "encoders": ("lists", "List the encoders."),
-    "methods": ("lists", "List the methods."),
-    "studies": ("lists", "List the named studies of `snclr compare`: the paper's tables, and all methods."),
-}
+COMMANDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("commands.json").read_bytes())
+"""Of each command: its module in `snclr.cli`, its summary, and what to write `instead` of flags that other commands or
+tools have. Only the module of the command in use is imported."""
 _EXAMPLES = """Examples:
   snclr demo
   snclr pretrain --data my-photos/ --out runs/photos
@@ -83,7 +61,7 @@ def _main(argv: Sequence[str]) -> int:
 
     name = command_name(argv)
     quiet = name is None or bool({"--json", "--help", "-h"} & set(argv))
-    log = is_snclr_program(sys.orig_argv) and name is not None and COMMANDS[name][0] not in ("demo", "lists")
+    log = is_snclr_program(sys.orig_argv) and name not in (None, "demo") and COMMANDS[str(name)]["module"] != "lists"
     with StatusLine(f"snclr {name}", quiet=quiet, log=log) as status:
         return _parse_and_run(argv, status)
 
@@ -96,15 +74,16 @@ def _parse_and_run(argv: Sequence[str], status: StatusLine) -> int:
 
     argv = normalize_spelling(argv, COMMANDS)
     name = command_name(argv)
+    command = load_command(name) if name else None
     try:
         arguments = parse(argv)
     except CycloptsError as error:
-        command = load_command(name) if name else None
         flags = flag_names(command) if command else []
-        print(f"snclr{f' {name}' if name else ''}: {reason(error, name, argv, flags)}", file=sys.stderr)
-        print(usage(build_app(argv), name, command), file=sys.stderr)
+        instead = COMMANDS.get(str(name), {}).get("instead", {})
+        print(f"snclr{f' {name}' if name else ''}: {reason(error, name, argv, flags, instead)}", file=sys.stderr)
+        print(usage(name, command), file=sys.stderr)
         return 2
-    return 0 if arguments is None else _run(load_command(str(name)), str(name), arguments, argv, status)
+    return 0 if command is None or arguments is None else _run(command, str(name), arguments, argv, status)
 
 
 def command_name(argv: Sequence[str]) -> str | None:
@@ -133,20 +112,19 @@ def build_app(argv: Sequence[str]) -> App:
         default_parameter=Parameter(negative_iterable=()),
         help="Self-supervised pre-training of image encoders with soft neighbors (SNCLR, ICLR 2023).",
     )  # fmt: skip
-    for position, (name, (_, summary)) in enumerate(COMMANDS.items()):
+    for position, (name, about) in enumerate(COMMANDS.items()):
         if name == command_name(argv):
             command = load_command(name)
-            add_command(app, name, command, summary, position)
-            if {"--help", "-h"} & set(argv):  # the line takes a tenth of a second
-                app[name].usage = usage_line(app, name, command)
+            add_command(app, name, command, about["summary"], position)
+            app[name].usage = usage_line(name, command)
         else:
-            app.command(App(name=name, help=summary, sort_key=position))
+            app.command(App(name=name, help=about["summary"], sort_key=position))
     return app
 
 
 def load_command(name: str) -> Command:
     """Import a command from its module."""
-    command: Command = importlib.import_module(f"snclr.cli.{COMMANDS[name][0]}").COMMANDS[name]
+    command: Command = importlib.import_module(f"snclr.cli.{COMMANDS[name]['module']}").COMMANDS[name]
     return command
 
 
@@ -154,9 +132,7 @@ def _run(
     command: Command, name: str, arguments: inspect.BoundArguments, argv: Sequence[str], status: StatusLine
 ) -> int:
     """Call the command. Print its result on rank 0, and a UserError on each rank that raises one."""
-    import json
-
-    from snclr.cli.flags import parameter_names, with_flags
+    from snclr.cli.flags import given_flags, with_flags
     from snclr.errors import OtherRankError, UserError
     from snclr.runtime.stop import StopRequested, rank_exit_code
 
@@ -178,20 +154,25 @@ def _run(
     except OtherRankError:  # the rank that failed prints the reason
         return 2
     except UserError as error:
-        print(f"snclr {name}: {with_flags(str(error), parameter_names(command))}", file=sys.stderr)
+        print(f"snclr {name}: {with_flags(str(error), given_flags(command, argv))}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # e.g. `snclr encoders | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EACCES, errno.EROFS):
+            raise
+        if error.filename is None:  # stdout
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # e.g. `snclr encoders | head`
+            return 0
+        reason = f"cannot read or write {error.filename or 'the output'} ({error.strerror})"
+        print(f"snclr {name}: {reason}; check permissions and free space", file=sys.stderr)
+        return 2
 
 
 def _print_stop(stop: StopRequested, continue_with: str, as_json: bool) -> None:
     """Print what stopped the command and how to continue."""
     if as_json:
-        import json
-
-        steps = {"step": stop.step, "total_steps": stop.total_steps}
-        print(json.dumps({"complete": False, "stopped_by": stop.signal.name, "exit_code": stop.exit_code, **steps}))
+        record = {"complete": False, "stopped_by": stop.signal.name, "exit_code": stop.exit_code}
+        print(json.dumps({**record, "step": stop.step, "total_steps": stop.total_steps}))
     progress = "" if stop.step is None else f" after step {stop.step} of {stop.total_steps}"
     print(f"stopped by {stop.signal.name}{progress}; {continue_with}", file=sys.stderr)
 

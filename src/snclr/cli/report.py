@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from snclr.api.explore import curate, explore
-from snclr.api.report import report
+from snclr.api.report import curate, explore, report
 from snclr.cli.flags import Command
+from snclr.cli.output import size
 from snclr.explorer.jobs import THREADS
 
 if TYPE_CHECKING:
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from snclr.reports.build import ReportResult
 
 _EXAMPLES = """Examples:
-  snclr report runs/photos                                # writes runs/photos/report.html
+  snclr report runs/photos                  # writes runs/photos/report.html
   snclr report runs/photos --out photos.html --rows 12 --images 500
-  snclr report runs/photos runs/other                     # both runs in one page: runs/photos/report-runs.html
-  snclr report runs/photos --class-names names.txt        # one class name per line, in the order of the classes
-  snclr report runs/photos --no-embeddings                # encodes no images: curves, results and settings
+  snclr report runs/photos runs/other       # runs/photos/report-runs.html
+  snclr report runs/photos --class-names names.txt
+  snclr report runs/photos --no-embeddings  # encodes no images
 
 One HTML file: training curves, images with their neighbors, a map of the images, evaluations with their protocols, bad
 images and settings. It loads nothing from the network, so it can be sent by email. Runs in progress have a report too.
 """
 _EXPLORE_EXAMPLES = """Examples:
-  snclr explore runs/photos                            # prints an address to open in a browser; Ctrl-C ends it
-  snclr explore runs/photos runs/other                 # compare two runs
-  snclr explore runs/photos --data new-photos/         # other images than those of the training
-  snclr explore runs/photos --gallery archive/         # search in another folder, too
-  snclr explore runs/photos --static pages/photos      # a folder that opens without a server
+  snclr explore runs/photos                        # Ctrl-C ends it
+  snclr explore runs/photos runs/other             # compares two runs
+  snclr explore runs/photos --data new-photos/     # shows other images
+  snclr explore runs/photos --gallery archive/     # also searches a folder
+  snclr explore runs/photos --static pages/photos  # needs no server later
 
-Needs pip install 'snclr[explore]'. The server listens on 127.0.0.1 only, and only to the printed address. It reads the
-run and writes nothing but the feature cache in RUN/evaluation. Runs in progress show live curves.
+Needs pip install 'snclr[explore]'. The server listens on 127.0.0.1 only and answers at the printed address only. It
+reads the run and writes nothing but the feature cache in RUN/evaluation. Runs in progress show live curves.
 """
 _CURATE_EXAMPLES = """Examples:
   snclr curate runs/photos --out duplicates.txt --keep unique.txt
-  snclr pretrain --data unique.txt --out runs/unique            # train without the near-duplicates
+  snclr pretrain --data unique.txt --out runs/unique
   snclr curate runs/photos --find leaks --test test-photos/ --out leaks.txt
   snclr curate runs/photos --find labels --out suspects.txt
   snclr curate runs/photos --find diverse --number 500 --out label-these.txt
@@ -53,7 +53,7 @@ Nothing is deleted. Each image of the list is below a comment with its reason.
 
 def show_report(result: ReportResult) -> None:
     """Print the path and the sections that are missing."""
-    print(f"wrote {result.report} ({result.bytes / 1e6:.1f} MB)")
+    print(f"wrote {result.report} ({size(result.bytes / 1e6)})")
     for section, reason in result.missing.items():
         print(f"  without {section}: {reason}")
 
@@ -61,8 +61,8 @@ def show_report(result: ReportResult) -> None:
 def show_explore(result: ExploreResult) -> None:
     """Print the written folder; end the program at once if UMAP still runs, which cannot be cancelled."""
     if result.folder is not None:
-        size = result.bytes / 1e6
-        print(f"wrote {result.folder}: {result.images:,} images, {result.files:,} files, {size:.1f} MB")
+        written = size(result.bytes / 1e6)
+        print(f"wrote {result.folder}: {result.images:,} images, {result.files:,} files, {written}")
         print(f"open {result.folder}/index.html")
     sys.stdout.flush()
     if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
@@ -86,12 +86,9 @@ def show_curate(result: CurateResult) -> None:
 
 COMMANDS = {
     "report": Command(
-        function=report,
-        show=show_report,
-        examples=_EXAMPLES,
-        types={"runs": list[str]},
+        report, show_report, _EXAMPLES, types={"runs": list[str]},
         flags={"k": Parameter(alias="--neighbors"), "runs": Parameter(name="MORE-RUNS")},
     ),
-    "explore": Command(function=explore, show=show_explore, examples=_EXPLORE_EXAMPLES, without=("on_ready",)),
-    "curate": Command(function=curate, show=show_curate, examples=_CURATE_EXAMPLES),
-}
+    "explore": Command(explore, show_explore, _EXPLORE_EXAMPLES, without=("on_ready",)),
+    "curate": Command(curate, show_curate, _CURATE_EXAMPLES),
+}  # fmt: skip

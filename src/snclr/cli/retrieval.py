@@ -20,18 +20,18 @@ _EMBED_EXAMPLES = """Examples:
   snclr embed runs/cifar --data cifar10 --split test --out test.npy --normalize
 
 The suffix of --out selects the format:
-  .npy       a float32 array (images, features); photos.keys.json beside it has the image keys in order
-  .npz       the arrays features, keys and labels, and metadata, in one file
-  .parquet   the columns key, label, feature, projection_x, projection_y and neighbors, and metadata;
-             needs pip install 'snclr[parquet]'
+  .npy       float32 array (images, features); keys in photos.keys.json
+  .npz       arrays features, keys and labels, and metadata
+  .parquet   columns key, label, feature, projection_x, projection_y and
+             neighbors, and metadata; needs pip install 'snclr[parquet]'
 
 Features are also cached in RUN/evaluation/features. Repeat the command to continue after a stop.
 """
 _SEARCH_EXAMPLES = """Examples:
   snclr search runs/photos cat.jpg --data my-photos/
   snclr search runs/photos cat.jpg --data my-photos/ --k 5 --out similar.png
-  snclr embed runs/photos --data my-photos/ --out photos.npy     # compute the features once
-  snclr search runs/photos new-photos/ --embeddings photos.npy   # and reuse them
+  snclr embed runs/photos --data my-photos/ --out photos.npy
+  snclr search runs/photos new-photos/ --embeddings photos.npy  # uses that file
 
 Similarity is the cosine of the encoder's features of center crops. If the query image is in the collection, it is not
 returned; a copy of its file is. IMAGE may also be the key of an image in the collection, e.g. demo/train/12.
@@ -41,11 +41,11 @@ index has lists (4√images); otherwise the search is exact. With faiss, the rec
 on a sample of the queries and printed.
 """
 _NEIGHBORS_EXAMPLES = """Examples:
-  snclr neighbors runs/photos                                   # queries: training images
-  snclr neighbors runs/photos --data other-photos/ --rows 8 --k 10 --out neighbors.png
-  snclr neighbors runs/photos cat.jpg dog.jpg                   # queries: your images
-  snclr neighbors runs/photos cat.jpg --candidates queue        # search in the run's queue
-  snclr neighbors runs/photos cat.jpg --candidates my-photos/   # search in a folder
+  snclr neighbors runs/photos                 # neighbors of training images
+  snclr neighbors runs/photos --data other-photos/ --rows 8 --k 10
+  snclr neighbors runs/photos cat.jpg dog.jpg # neighbors of your images
+  snclr neighbors runs/photos cat.jpg --candidates queue      # search the queue
+  snclr neighbors runs/photos cat.jpg --candidates my-photos/ # search a folder
 
 Images are compared as in training: the k nearest by their projections (Eq. 3), ranked by their positiveness w (Eq. 4,
 with the run's own K, gamma, f1, f2 and temperature). An image is never its own neighbor. If classes are known, frames
@@ -53,9 +53,9 @@ are green (same class) or red. Runs of other methods are compared by their encod
 beside the figure, as JSON.
 """
 _EXPLAIN_EXAMPLES = """Examples:
-  snclr explain runs/photos cat.jpg                          # neighbors from the run's queue
-  snclr explain runs/photos cat.jpg --candidates my-photos/  # neighbors from a folder
-  snclr explain demo-run demo/train/12                       # an image of the run's data, by its key
+  snclr explain runs/photos cat.jpg                         # neighbors: queue
+  snclr explain runs/photos cat.jpg --candidates my-photos/ # neighbors: folder
+  snclr explain demo-run demo/train/12                      # an image by key
 
 The image's center crop is used as both views. K is that of the run. Columns of the table:
   cosine   similarity to y2, the image's target projection (Eq. 3)
@@ -121,8 +121,8 @@ def _show_skipped(skipped: Sequence[Skip]) -> None:
 
 def show_explain(result: Explanation) -> None:
     """Print one line per term of the loss."""
-    print(f"{result.image}: loss {result.loss:.4f} of one direction ({result.form} form, sides {result.sides},")
-    print(f"  τ {result.tau:g}, γ {result.gamma}); {result.view}")
+    settings = f"{result.form} form, sides {result.sides}, τ {result.tau:g}, γ {result.gamma}"
+    print(f"{result.image}: loss {result.loss:.4f} of one direction ({settings})\n  {result.view}")
     print(f"  candidates: {result.candidates}")
     print(f"\n{'i':>3} {'cosine':>8} {'w':>8} {'p':>8} {'share':>8}  image")
     for term in result.terms:
@@ -135,14 +135,11 @@ def show_explain(result: Explanation) -> None:
 
 
 COMMANDS = {
-    "embed": Command(function=embed, show=show_embed, examples=_EMBED_EXAMPLES),
-    "search": Command(function=search, show=show_search, examples=_SEARCH_EXAMPLES),
+    "embed": Command(embed, show_embed, _EMBED_EXAMPLES),
+    "search": Command(search, show_search, _SEARCH_EXAMPLES),
     "neighbors": Command(
-        function=neighbors,
-        show=show_neighbors,
-        examples=_NEIGHBORS_EXAMPLES,
-        types={"images": list[str]},
+        neighbors, show_neighbors, _NEIGHBORS_EXAMPLES, types={"images": list[str]},
         flags={"k": Parameter(alias="--neighbors"), "images": Parameter(name="IMAGE")},
     ),
-    "explain": Command(function=explain, show=show_explain, examples=_EXPLAIN_EXAMPLES),
-}
+    "explain": Command(explain, show_explain, _EXPLAIN_EXAMPLES),
+}  # fmt: skip

@@ -30,11 +30,7 @@ MAX_PIXELS = 100_000_000  # 300 MB as RGB: above any camera, below the memory of
 
 
 class BadImage(Exception):
-    """A file that is not a usable image; `reason` is one line."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """A file that is not a usable image; the message is the reason, in one line."""
 
 
 def load_or_none(load: Callable[..., RGBImage], *arguments: Any) -> RGBImage | None:

@@ -6,6 +6,7 @@ not in the cache has start 0.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import sys
@@ -34,41 +35,28 @@ class ImageCache:
     ((2, 4, 3), None)
     """
 
-    def __init__(self, length: int, limit: int) -> None:
-        self._length, self._limit = length, limit
-        self._owner, self._shared = os.getpid(), -1
-        if sys.platform == "linux":
+    def __init__(self, length: int, limit: int, shared: str = "") -> None:
+        self._length, self._limit, self._shared = length, limit, shared
+        self._first = -(-8 * (2 + length) // _ALIGNMENT) * _ALIGNMENT  # position of the first image
+        self._file = -1  # private memory
+        if shared:  # by another process
+            try:
+                self._file = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:  # the worker has a cache of its own, which stays empty
+                self._limit = 0
+        elif sys.platform == "linux":
             # Not a file in /dev/shm: that would outlive a kill, and containers limit it to 64 MB.
-            self._shared = os.memfd_create("snclr-images")
-            os.ftruncate(self._shared, self._first + limit)
-        self._open(self._shared)
-
-    def __getstate__(self) -> dict[str, int]:
-        """Return how another process finds the memory."""
-        return {"length": self._length, "limit": self._limit, "owner": self._owner, "shared": self._shared}
-
-    def __setstate__(self, state: dict[str, int]) -> None:
-        self._length, self._limit = state["length"], state["limit"]
-        self._owner, self._shared = state["owner"], state["shared"]
-        try:
-            self._open(os.open(f"/proc/{self._owner}/fd/{self._shared}", os.O_RDWR | os.O_CLOEXEC))
-        except OSError:  # not shared: the worker has a cache of its own, which stays empty
-            self._limit = 0
-            self._open(-1)
-
-    @property
-    def _first(self) -> int:
-        """The position of the first image."""
-        return -(-8 * (2 + self._length) // _ALIGNMENT) * _ALIGNMENT
-
-    def _open(self, file: int) -> None:
-        """Map the memory of a file, or private memory for -1. Pages take memory only when they are written."""
-        self._file = file
-        self._memory = mmap.mmap(file, self._first + self._limit)
-        if file >= 0:
-            weakref.finalize(self, os.close, file)
+            self._file = os.memfd_create("snclr-images")
+            os.ftruncate(self._file, self._first + limit)
+        self._memory = mmap.mmap(self._file, self._first + self._limit)  # pages take memory only when they are written
+        if self._file >= 0:
+            weakref.finalize(self, os.close, self._file)
         self._totals: npt.NDArray[Any] = np.frombuffer(self._memory, np.int64, 2)  # bytes used, images added
-        self._starts: npt.NDArray[Any] = np.frombuffer(self._memory, np.int64, self._length, offset=16)
+        self._starts: npt.NDArray[Any] = np.frombuffer(self._memory, np.int64, length, offset=16)
+
+    def __reduce__(self) -> tuple[type[ImageCache], tuple[int, int, str]]:
+        """Return how another process finds the memory."""
+        return ImageCache, (self._length, self._limit, self._shared or f"/proc/{os.getpid()}/fd/{self._file}")
 
     def get(self, index: int) -> RGBImage | None:
         """Return an image, uint8 (H, W, 3), read-only; None if it is not in the cache."""
@@ -92,8 +80,6 @@ class ImageCache:
     def _reserve(self, size: int) -> int | None:
         """Return the position of `size` free bytes, or None. Only one process at a time reserves."""
         if self._file >= 0:
-            import fcntl
-
             fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             used, count = self._totals.tolist()

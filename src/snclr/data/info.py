@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,13 @@ class DatasetInfo:
     images: int
     fingerprint: str
     classes: int | None
-    same_class: float | None
-    """Probability that two random labeled images have the same class."""
+    chance: Mapping[str, float]
+    """The chance levels of the metrics of training by name; {} without labels."""
+
+    @property
+    def same_class(self) -> float | None:
+        """Probability that two random labeled images have the same class."""
+        return self.chance.get("neighbor_purity")
 
 
 def inspect_dataset(data: str) -> DatasetInfo:
@@ -27,14 +33,14 @@ def inspect_dataset(data: str) -> DatasetInfo:
     import numpy as np
 
     from snclr.data.datasets.base import open_dataset
-    from snclr.data.labels import same_class_chance
+    from snclr.data.labels import chance_levels
 
     if not data:
         raise UserError("data is missing: give --data (the images to train on)")
     dataset = open_dataset(data, split="train", download=True)
     classes = 0 if dataset.labels is None else len(np.unique(dataset.labels[dataset.labels >= 0]))
-    same_class = same_class_chance(dataset.labels)
-    return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), classes or None, same_class)
+    chance = chance_levels(dataset.labels)
+    return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), classes or None, chance)
 
 
 def dataset_name(data: str) -> str:

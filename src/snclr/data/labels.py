@@ -40,17 +40,17 @@ def number_labels(
     return encode_labels(names, classes), classes
 
 
-def same_class_chance(labels: Labels | None) -> float | None:
-    """Return the probability that two random labeled images have the same class; None without labels.
+def chance_levels(labels: Labels | None) -> dict[str, float]:
+    """Return the chance levels of the metrics of training by name; {} without labels.
 
-    It is the sum of squared class shares: the neighbor purity of random neighbors.
+    Random neighbors have a purity of the sum of squared class shares. The accuracy is that of the largest class.
 
-    >>> same_class_chance(np.array([0, 0, 0, 1, -1]))
-    0.625
+    >>> chance_levels(np.array([0, 0, 0, 1, -1]))
+    {'neighbor_purity': 0.625, 'queue_knn': 0.75}
     """
     known = np.empty(0, np.int64) if labels is None else labels[labels >= 0]
     shares = np.unique(known, return_counts=True)[1] / max(len(known), 1)
-    return float((shares**2).sum()) if len(known) else None
+    return {"neighbor_purity": float((shares**2).sum()), "queue_knn": float(shares.max())} if len(known) else {}
 
 
 def renumber_labels(labels: Labels, classes: Sequence[str], target: Sequence[str]) -> Labels:

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from snclr.data.copy_ahead import copy_ahead
 from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.image_cache import ImageCache
-from snclr.data.remote.retry import until_stopped
+from snclr.data.remote import until_stopped
 from snclr.data.sampler import Ids, batch_ids, steps_per_epoch, with_replacements
 from snclr.data.transforms.views import ViewSettings, color_views, crop_images, crop_views
-from snclr.data.workers import in_thread, read_items
+from snclr.data.workers import copy_ahead, in_thread, read_items
 from snclr.errors import UserError
 from snclr.runtime.device import threads_for, to_device
 from snclr.runtime.stop import StopRequested
@@ -111,22 +110,11 @@ class ViewLoader:
         max_bad_share: float = 0.1,
         cache_bytes: int = 0,
     ) -> None:
-        if image_size < 1 or workers < 0 or not 0 <= max_bad_share <= 1:
-            raise UserError(
-                f"image_size={image_size}, workers={workers}, max_bad_share={max_bad_share}: allowed are an image_size "
-                "of at least 1, workers of at least 0, and a max_bad_share between 0 and 1"
-            )
-        if batch_size % world_size:
-            raise UserError(
-                f"the global batch size {batch_size} is not divisible by the world size {world_size}; "
-                f"use a batch size that is a multiple of {world_size}"
-            )
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch(len(dataset), batch_size)
-        cached = cache_bytes > 0 and not isinstance(dataset, ArrayDataset)
-        cache = ImageCache(len(dataset), cache_bytes) if cached else None
+        cache = ImageCache(len(dataset), cache_bytes) if cache_bytes and not isinstance(dataset, ArrayDataset) else None
         sides = (image_size,) * len(views) if sizes is None else tuple(sizes)
-        self._stage1 = CropSteps(dataset, views, sides, batch_size, seed, rank, world_size, cache)
+        self.crop_steps = CropSteps(dataset, views, sides, batch_size, seed, rank, world_size, cache)
         self._workers = workers
         self._device = torch.device(device)
         self._max_bad_share = max_bad_share
@@ -146,19 +134,25 @@ class ViewLoader:
         """
         # The previous epoch counts as seen; otherwise restored bad images would be a large share after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
-            self._seen[self._stage1.global_batch(step)[1]] = True
-        on_gpu = self._device.type == "cuda"
-        if self._workers and isinstance(self._stage1.dataset, ArrayDataset) and not on_gpu:  # has no bad images
-            yield from in_thread(lambda step: self._finish(self._stage1[step]), start, stop)
+            self._seen[self.crop_steps.global_batch(step)[1]] = True
+        dataset, on_gpu = self.crop_steps.dataset, self._device.type == "cuda"
+        if self._workers and isinstance(dataset, ArrayDataset) and not on_gpu:  # has no bad images
+            yield from in_thread(lambda step: self.finish(self.crop_steps[step]), start, stop)
             return
+        steps = read_items(
+            self.crop_steps, start, stop, workers=self._workers, in_memory=isinstance(dataset, ArrayDataset), pin=on_gpu
+        )
+        steps = until_stopped(steps) if dataset.remote else steps
         try:
-            on_device = copy_ahead(self._crops(start, stop), self._device, lambda part: part.crops, _with_crops)
-            for crops in on_device:
-                self._record_bad(crops)
+            for crops in copy_ahead(steps, self._device, lambda s: s.crops, lambda s, parts: replace(s, crops=parts)):
+                self._seen[self.crop_steps.global_batch(crops.step)[1]] = True  # the images of all ranks
+                for index, reason in crops.bad.items():
+                    self._seen[index] = True
+                    self._skips.setdefault(index, Skip(index, dataset.key(index), reason))
                 no_replacement = len(crops.ids) == 0
-                if no_replacement or (crops.bad and self._stage1.world_size == 1):  # ranks check in `merge_skips`
+                if no_replacement or (crops.bad and self.crop_steps.world_size == 1):  # ranks check in `merge_skips`
                     self._check_bad_share(no_replacement=no_replacement)
-                yield self._finish(crops)
+                yield self.finish(crops)
         except StopRequested:
             return
 
@@ -180,47 +174,17 @@ class ViewLoader:
         self.restore_skipped(merged.values())
         self._check_bad_share()
 
-    def _crops(self, start: int, stop: int) -> Iterator[Crops]:
-        dataset = self._stage1.dataset
-        crops = read_items(
-            self._stage1, start, stop, workers=self._workers, in_memory=isinstance(dataset, ArrayDataset),
-            pin=self._device.type == "cuda",
-        )  # fmt: skip
-        return until_stopped(crops) if dataset.remote else crops
-
-    def _finish(self, crops: Crops) -> Batch:
+    def finish(self, crops: Crops) -> Batch:
         """Apply stage 2 on the device."""
-        settings = self._stage1.views
+        steps, device = self.crop_steps, self._device
+        keys: Any = {"seed": steps.seed, "epoch": crops.epoch, "ids": crops.ids, "memory_format": torch.channels_last}
         with threads_for(crops.crops[0].numel()):
-            on_device = [to_device(part, self._device) for part in crops.crops]
-            views = tuple(
-                color_views(
-                    on_device[v],
-                    settings[v],
-                    seed=self._stage1.seed,
-                    epoch=crops.epoch,
-                    ids=crops.ids,
-                    view=v,
-                    memory_format=torch.channels_last,
-                )
-                for v in range(len(settings))
-            )
-        labels = self._stage1.dataset.labels
-        return Batch(
-            ids=to_device(torch.from_numpy(crops.ids), self._device),
-            views=views,
-            labels=None if labels is None else to_device(torch.from_numpy(labels[crops.ids]), self._device),
-            epoch=crops.epoch,
-            step=crops.step,
-        )
-
-    def _record_bad(self, crops: Crops) -> None:
-        """Mark the rows of all ranks as seen, and list each bad image once."""
-        self._seen[self._stage1.global_batch(crops.step)[1]] = True
-        for index, reason in crops.bad.items():
-            self._seen[index] = True
-            if index not in self._skips:
-                self._skips[index] = Skip(index, self._stage1.dataset.key(index), reason)
+            parts = [to_device(part, device) for part in crops.crops]
+            views = [color_views(parts[v], settings, view=v, **keys) for v, settings in enumerate(steps.views)]
+        ids = to_device(torch.from_numpy(crops.ids), device)
+        labels = steps.dataset.labels
+        known = None if labels is None else to_device(torch.from_numpy(labels[crops.ids]), device)
+        return Batch(ids, tuple(views), known, crops.epoch, crops.step)
 
     def _check_bad_share(self, *, no_replacement: bool = False) -> None:
         """Raise UserError if no replacement was found, or too many images are bad.
@@ -233,14 +197,10 @@ class ViewLoader:
         if no_replacement or bad > share * len(self._seen) or (bad >= _MIN_BAD_FOR_ESTIMATE and bad > likely):
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
-                f"{bad} of the {seen} images of {self._stage1.dataset.name} read so far are bad; a share of at most "
+                f"{bad} of the {seen} images of {self.crop_steps.dataset.name} read so far are bad; a share of at most "
                 f"{share:g} is allowed. For example: {examples}. Remove or repair them, or raise"
                 " --max-bad-share."
             )
-
-
-def _with_crops(crops: Crops, parts: list[Tensor]) -> Crops:
-    return replace(crops, crops=parts)
 
 
 @dataclass
@@ -260,21 +220,18 @@ class CropSteps(Dataset[Crops]):
         epoch, ids = self.global_batch(step)
         local_batch_size = self.batch_size // self.world_size
         ids = ids[self.rank * local_batch_size : (self.rank + 1) * local_batch_size]
-        if isinstance(self.dataset, ArrayDataset):
-            return self._from_memory(self.dataset, step, epoch, ids)
-        return self._from_files(step, epoch, ids)
+        if not isinstance(self.dataset, ArrayDataset):
+            return self._from_files(step, epoch, ids)
+        images, keys = self.dataset.images[ids], {"seed": self.seed, "epoch": epoch}
+        crops = [
+            crop_views(images, settings, self.sizes[view], ids=ids, view=view, **keys)
+            for view, settings in enumerate(self.views)
+        ]
+        return Crops(step, epoch, ids.copy(), crops, {})
 
     def global_batch(self, step: int) -> tuple[int, Ids]:
         """Return the epoch of a step and the ids of all ranks' images."""
         return batch_ids(len(self.dataset), self.batch_size, self.seed, step, self.dataset.epoch_order)
-
-    def _from_memory(self, dataset: ArrayDataset, step: int, epoch: int, ids: Ids) -> Crops:
-        images = dataset.images[ids]
-        crops = [
-            crop_views(images, settings, self.sizes[view], seed=self.seed, epoch=epoch, ids=ids, view=view)
-            for view, settings in enumerate(self.views)
-        ]
-        return Crops(step, epoch, ids.copy(), crops, {})
 
     def _from_files(self, step: int, epoch: int, ids: Ids) -> Crops:
         bad: dict[int, str] = {}
@@ -305,7 +262,7 @@ class CropSteps(Dataset[Crops]):
                 try:
                     return candidate, self._decoded(candidate)
                 except BadImage as error:
-                    bad[candidate] = error.reason
+                    bad[candidate] = str(error)
         return None
 
     def _decoded(self, index: int) -> RGBImage:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
-from snclr.data.remote.retry import until_stopped
+from snclr.data.remote import until_stopped
 from snclr.distributed.collectives import all_gather_objects, is_first_rank_on_node, raise_on_all_ranks
 from snclr.runtime.stop import StopRequested
 
@@ -18,22 +18,18 @@ def open_on_all_ranks(open_dataset: Callable[[], DatasetT]) -> DatasetT:
 
     A stop signal on any rank raises StopRequested on all of them. `open_dataset` must not call collectives.
     """
-    opened: list[DatasetT] = []
-    with contextlib.closing(until_stopped(_two_phases(open_dataset, first=is_first_rank_on_node()))) as phases:
+    opened: list[DatasetT | None] = []
+    first = is_first_rank_on_node()
+    phases = (open_dataset() if is_first_phase == first else None for is_first_phase in (True, False))
+    with contextlib.closing(until_stopped(phases)) as results:
         for _ in range(2):
             received = None
             with raise_on_all_ranks(long=True):
                 try:
-                    opened += next(phases)
+                    opened.append(next(results))
                 except StopRequested as stop:
                     received = stop.signal
             for signum in all_gather_objects(received):
                 if signum is not None:
                     raise StopRequested(signum)
-    (dataset,) = opened
-    return dataset
-
-
-def _two_phases(open_dataset: Callable[[], DatasetT], *, first: bool) -> Iterator[list[DatasetT]]:
-    yield [open_dataset()] if first else []
-    yield [] if first else [open_dataset()]
+    return next(dataset for dataset in opened if dataset is not None)

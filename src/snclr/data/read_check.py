@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,39 +13,31 @@ from snclr.data.decode import BadImage
 from snclr.data.sampler import epoch_order
 from snclr.runtime.progress import Progress
 
-
-@dataclass(frozen=True)
-class ReadCheck:
-    """Number of images that were decoded, and for those that cannot be read the reason by key."""
-
-    checked: int
-    unreadable: dict[str, str]
+MAX_SECONDS = 10.0
 
 
-def check_images(
-    data: str, *, min_side: int, limit: int = 1_000, seconds: float = 10.0, quiet: bool = True
-) -> ReadCheck:
-    """Decode the training images, or a random sample of at most `limit`, as training does; stop after `seconds`.
+def check_images(data: str, *, min_side: int, limit: int = 1_000, quiet: bool = True) -> tuple[int, dict[str, str]]:
+    """Decode the training images, or a random sample of at most `limit`, as training does, for at most `MAX_SECONDS`.
 
-    Images in memory and remote images are not checked.
+    Return how many were decoded, and for those that cannot be read the reason by key. Images in memory and remote
+    images are not checked.
     """
     dataset = open_dataset(data, split="train")
     if isinstance(dataset, ArrayDataset) or dataset.remote:
-        return ReadCheck(0, {})
+        return 0, {}
     ids = np.arange(len(dataset)) if len(dataset) <= limit else epoch_order(len(dataset), 0, epoch=0)[:limit]
     unreadable: dict[str, str] = {}
-    start, checked = time.monotonic(), 0
+    start = time.monotonic()
     with Progress("checking images", len(ids), quiet=quiet) as progress:
         for index in ids.tolist():
             try:
                 dataset.load(index, min_side)
             except BadImage as error:
-                unreadable[dataset.key(index)] = error.reason
-            checked += 1
+                unreadable[dataset.key(index)] = str(error)
             progress.update(1)
-            if time.monotonic() - start > seconds:
+            if time.monotonic() - start > MAX_SECONDS:
                 break
-    return ReadCheck(checked, unreadable)
+    return progress.done, unreadable
 
 
 def unread_photos(data: str) -> str:

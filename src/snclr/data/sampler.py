@@ -1,17 +1,28 @@
-"""Epoch orders and global batches as pure functions of (seed, epoch) and the step."""
+"""Counter-based random numbers, epoch orders and global batches: pure functions of the seed, the epoch and the step.
+
+A random number is a hash of (seed, epoch, image id, view, position). There is no generator state to carry or save, so
+any number of workers or ranks, and a run resumed at any step, draws the same numbers.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from snclr.data.transforms.rng import ORDER, REPLACEMENT, SHARD_ORDER, hash_bits, uniforms
 from snclr.errors import UserError, count
+from snclr.runtime import random_bits
 
 Ids = npt.NDArray[np.int64]
+
+# Views count from 0. The order, replacements and the shard order use negative view numbers, so that no two purposes
+# draw the same numbers. Methods draw with −16 and below (`methods/common/hashing.py`).
+ORDER = -1
+REPLACEMENT = -2
+SHARD_ORDER = -3
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> Ids:
@@ -95,3 +106,20 @@ def cached_epoch_order(length: int, seed: int, epoch: int) -> Ids:
 
 def _argsort(keys: npt.NDArray[np.generic]) -> Ids:
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+
+
+def uniforms(seed: int, epoch: int, ids: npt.NDArray[Any], view: int, count: int) -> npt.NDArray[np.float64]:
+    """Return numbers (n, count) in [0, 1); each row depends only on its own (seed, epoch, id, view).
+
+    >>> batch = uniforms(0, 3, np.array([7, 8, 9]), view=1, count=4)
+    >>> bool((batch[1:2] == uniforms(0, 3, np.array([8]), view=1, count=4)).all())
+    True
+    """
+    bits = hash_bits(seed, epoch, ids, view, count)
+    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def hash_bits(seed: int, epoch: int, ids: npt.NDArray[Any], view: int, count: int) -> npt.NDArray[np.uint64]:
+    """Return 64 random bits (n, count), see `runtime/random_bits.py`."""
+    places = np.arange(1, count + 1)
+    return np.asarray(random_bits.hash_bits(seed, epoch, ids.astype(np.int64), view, places)).view(np.uint64)

@@ -1,13 +1,16 @@
-"""Training and test splits for evaluation: those of the dataset, or a seeded hold-out."""
+"""Training and test splits for evaluation, subsets, and which images of two datasets are the same."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels, open_dataset
+from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, Labels, open_dataset
 from snclr.data.datasets.builtin import BUILTIN
 from snclr.data.datasets.folder import split_folder
 from snclr.data.datasets.huggingface import has_test_split, names_huggingface
@@ -16,6 +19,9 @@ from snclr.data.sampler import Ids, epoch_order
 from snclr.data.validation_split import VALIDATION, VALIDATION_SHARE, split_part
 from snclr.errors import UserError
 from snclr.io.hashing import sha256_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HELD_OUT = 0.2
 
@@ -145,7 +151,7 @@ def has_own_test_split(data: str) -> bool:
     if names_huggingface(data):
         return has_test_split(data)
     if data.lower() in BUILTIN:
-        return "test" in BUILTIN[data.lower()].splits
+        return "test" in BUILTIN[data.lower()]["splits"]
     folder = Path(data).expanduser()
     return data.lower() == "demo" or split_folder(folder, "test") != folder
 
@@ -153,3 +159,52 @@ def has_own_test_split(data: str) -> bool:
 def _open(data: str, split: str) -> ImageDataset:
     """Open a split, or all of a dataset without splits."""
     return open_dataset(data, split=split if has_own_test_split(data) else "train", download=True)
+
+
+def same_images(queries: ImageDataset, gallery: ImageDataset) -> tuple[Tensor, Tensor]:
+    """Return ids of the queries (n,) and of the gallery (m,) that are equal exactly for the same image.
+
+    Files are compared by device and inode: a link to an image is the same image, a copy is not.
+    """
+    import torch  # only here: commands check their arguments with this module before they import torch
+
+    (query_source, query_index), (gallery_source, gallery_index) = source_of(queries), source_of(gallery)
+    if is_same_dataset(query_source, gallery_source):
+        return torch.from_numpy(query_index), torch.from_numpy(gallery_index)
+    query_inodes = [_inode(queries.file(index)) for index in range(len(queries))]
+    numbers: dict[object, int] = {inode: number for number, inode in enumerate(query_inodes) if inode is not None}
+    # Without inodes of the queries, e.g. in memory, no file of the gallery is looked up.
+    gallery_inodes = [_inode(gallery.file(index)) if numbers else None for index in range(len(gallery))]
+    query_ids = torch.tensor([numbers.get(inode, -1) for inode in query_inodes])
+    return query_ids, torch.tensor([numbers.get(inode, -2) for inode in gallery_inodes])
+
+
+def source_of(dataset: ImageDataset) -> tuple[ImageDataset, Ids]:
+    """Return the dataset that a subset was taken from, and the index (n,) of each image in it."""
+    index = np.arange(len(dataset))
+    while isinstance(dataset, Subset):
+        index = dataset.index[index]
+        dataset = dataset.dataset
+    return dataset, index
+
+
+def is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
+    """Return whether two datasets hold the same images in the same order.
+
+    The fingerprint of a folder covers file names only, so folders are also compared by inode: two folders that both
+    have a 0.png are different datasets.
+    """
+    if one is other:
+        return True
+    if isinstance(one, FileDataset) and isinstance(other, FileDataset):
+        inode = _inode(one.folder)
+        return inode is not None and inode == _inode(other.folder) and one.fingerprint() == other.fingerprint()
+    return type(one) is type(other) and one.fingerprint() == other.fingerprint()
+
+
+def _inode(path: Path | None) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        if path is not None:
+            status = os.stat(path)
+            return status.st_dev, status.st_ino
+    return None

@@ -1,8 +1,8 @@
-"""Compute numbered items ahead of their use, in a thread or in the worker processes of a torch DataLoader.
+"""Compute numbered items ahead of their use, in a thread or worker processes, and copy them to a GPU.
 
-DataLoader alone lacks three things: workers that leave stop signals to the parent (which still needs their batches to
-finish a step), workers that end with a killed parent even while they wait for the network, and UserErrors without the
-traceback of a worker.
+torch's DataLoader alone lacks three things: workers that leave stop signals to the parent (which still needs their
+batches to finish a step), workers that end with a killed parent even while they wait for the network, and UserErrors
+without the traceback of a worker.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from snclr.data.remote.retry import STOP_SIGNALS
 from snclr.errors import UserError
+from snclr.runtime.device import to_device
+from snclr.runtime.stop import STOP_SIGNALS
 
 Item = TypeVar("Item")
+Started = TypeVar("Started")
 
-_PREFETCH = 2  # items computed ahead (by each worker)
+PREFETCH = 2
+"""Items computed ahead, by each worker."""
 _GRACE_SECONDS = 1.0  # for a worker to end by itself
 _FEEDER_SECONDS = 10.0  # for a thread of a closed queue to end
 
@@ -51,15 +54,10 @@ def read_items(
 
 def in_thread(compute: Callable[[int], Item], start: int, stop: int) -> Iterator[Item]:
     """Yield compute(start) … compute(stop - 1), computed ahead by one thread."""
-    ahead: deque[Future[Item]] = deque()
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snclr-views")
     try:
-        for number in range(start, stop):
-            ahead.append(pool.submit(compute, number))
-            if len(ahead) > _PREFETCH:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        for future in started_ahead(range(start, stop), lambda number: pool.submit(compute, number), PREFETCH):
+            yield future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -80,6 +78,49 @@ def in_processes(items: Dataset[Item], start: int, stop: int, *, workers: int, p
         unregister(running.close)
 
 
+def copy_ahead(
+    items: Iterator[Item],
+    device: torch.device,
+    tensors: Callable[[Item], Sequence[Tensor]],
+    replace: Callable[[Item, list[Tensor]], Item],
+) -> Iterator[Item]:
+    """Yield the items with their `tensors` on the device; `replace` puts the copies into an item.
+
+    On a CUDA device, the copy of the next item starts before an item is yielded. On other devices, the items are
+    yielded as they are.
+    """
+    if device.type != "cuda":
+        yield from items
+        return
+    side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(item: Item) -> tuple[Item, list[Tensor], torch.cuda.Event]:
+        with torch.cuda.stream(side):
+            copies = [to_device(part, device) for part in tensors(item)]
+            return replace(item, copies), copies, side.record_event()
+
+    for item, copies, copied in started_ahead(items, start):
+        used_on = torch.cuda.current_stream(device)
+        used_on.wait_event(copied)  # the device waits, not the host
+        for part in copies:
+            part.record_stream(used_on)  # else the next copy might reuse its memory while it is read
+        yield item
+
+
+def started_ahead(items: Iterable[Item], start: Callable[[Item], Started], ahead: int = 1) -> Iterator[Started]:
+    """Yield start(item) of each item, after start was called for the next `ahead` items too.
+
+    >>> list(started_ahead("abc", str.upper))
+    ['A', 'B', 'C']
+    """
+    waiting: deque[Started] = deque()
+    for item in items:
+        waiting.append(start(item))
+        if len(waiting) > ahead:
+            yield waiting.popleft()
+    yield from waiting
+
+
 def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin: bool) -> Generator[Item, None, None]:
     parent_alive, our_end = multiprocessing.Pipe(duplex=False)
     with _signals_blocked(), warnings.catch_warnings():
@@ -89,9 +130,9 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
             batch_size=None,
             sampler=range(start, stop),
             num_workers=workers,
-            prefetch_factor=_PREFETCH,
-            # fork copies locks held by other threads and can deadlock; a fork server dies of a SIGTERM to the process
-            # group. spawn costs one import of torch per worker.
+            prefetch_factor=PREFETCH,
+            # fork copies locks held by other threads and can deadlock. A SIGTERM to the process group ends a fork
+            # server. spawn costs one import of torch per worker.
             multiprocessing_context="spawn",
             worker_init_fn=functools.partial(_start_worker, parent_alive),
             pin_memory=pin,
@@ -103,8 +144,8 @@ def _run_workers(items: Dataset[Item], start: int, stop: int, workers: int, pin:
     parent_alive.close()
     try:
         for item in iterator:
-            if isinstance(item, _Error):
-                raise UserError(item.message)
+            if isinstance(item, UserError):
+                raise item
             yield item
     finally:
         our_end.close()
@@ -132,14 +173,7 @@ class _Shared(Dataset[Item]):
         try:
             return self._items[number]
         except UserError as error:
-            return _Error(str(error))  # type: ignore[return-value]
-
-
-@dataclass
-class _Error:
-    """A UserError of a worker, raised again in the parent."""
-
-    message: str
+            return UserError(str(error))  # type: ignore[return-value]  # raised by the parent
 
 
 def _start_worker(parent_alive: Connection, _: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.data.transforms.views import VIEW_GROUPS, color_views
-from snclr.diagnostics.results import CheckRow, at_most, not_applicable
-from snclr.diagnostics.setup import Setup, exact_float32
+from snclr.diagnostics.setup import CheckRow, Setup, exact_float32
 from snclr.methods.common import kernels
 from snclr.methods.common.kernels import Keys
 from snclr.methods.snclr.loss import positiveness
@@ -29,21 +29,24 @@ def check_kernels(setup: Setup) -> Iterator[CheckRow]:
     n, m, d, k = (64, 20_000, 64, 20) if setup.kind == "cpu" or setup.quick else (512, 128_000, 256, 30)
     generator = torch.Generator().manual_seed(0)
     z, keys = (F.normalize(torch.randn(rows, d, generator=generator), dim=1) for rows in (n, m))
-    name = f"{n} × {m:,} × {d}"
+    size = f"{n} × {m:,} × {d}"
+    passes = functools.partial(CheckRow.at_most, limit=FLOAT32_ERROR, advice=ADVICE)
     with exact_float32(setup.device):
-        yield at_most(
-            "kernels", f"top-k search, {name}", topk_error(z, keys, k, setup.device), FLOAT32_ERROR, advice=ADVICE
-        )
+        yield passes(f"top-k search, {size}", topk_error(z, keys, k, setup.device))
         value, gradient = logsumexp_errors(z, keys, setup.device)
-        yield at_most("kernels", f"log-sum-exp, {name}, value", value, FLOAT32_ERROR, advice=ADVICE)
-        yield at_most("kernels", f"log-sum-exp, {name}, gradient", gradient, FLOAT32_ERROR, advice=ADVICE)
+        yield passes(f"log-sum-exp, {size}, value", value)
+        yield passes(f"log-sum-exp, {size}, gradient", gradient)
         error = positiveness_error(z, keys[: n * k].view(n, k, d), setup.device)
-        yield at_most("kernels", f"positiveness, {n} × {k} × {d}", error, FLOAT32_ERROR, advice=ADVICE)
-        name = "color stage"
+        yield passes(f"positiveness, {n} × {k} × {d}", error)
         if setup.kind == "cpu":
-            yield not_applicable("kernels", name, "the CPU is the reference")
+            yield CheckRow.not_applicable("color stage", "the CPU is the reference")
         else:
-            yield at_most("kernels", name, color_error(setup.device), COLOR_ERROR, advice=ADVICE)
+            yield passes("color stage", color_error(setup.device), limit=COLOR_ERROR)
+
+
+def largest_difference(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of an element from a result on the CPU."""
+    return float((found.detach().cpu().to(expected.dtype) - expected.detach()).abs().max())
 
 
 def topk_error(queries: Tensor, keys: Tensor, k: int, device: str) -> float:
@@ -51,17 +54,15 @@ def topk_error(queries: Tensor, keys: Tensor, k: int, device: str) -> float:
 
     The similarity at each returned index counts too, so a wrong index is an error.
     """
-    rows = torch.arange(len(queries))
-    best = (queries.double() @ keys.double().T).argmax(dim=1)  # leave out the best key of each row
+    rows, full = torch.arange(len(queries)), queries.double() @ keys.double().T
+    best = full.argmax(dim=1)  # leave out the best key of each row
     values, index = kernels.topk(queries.to(device), keys.to(device), k, exclude=(rows.to(device), best.to(device)))
-    values, index = values.cpu().double(), index.cpu()
+    index = index.cpu()
     if bool((index < 0).any()):
         return float("inf")
-    full = queries.double() @ keys.double().T
     full[rows, best] = -torch.inf
     expected = full.topk(k, dim=1).values
-    at_index = full.gather(1, index)
-    return max(float((values - expected).abs().max()), float((at_index - expected).abs().max()))
+    return max(largest_difference(values, expected), largest_difference(full.gather(1, index), expected))
 
 
 def logsumexp_errors(z: Tensor, keys: Tensor, device: str) -> tuple[float, float]:
@@ -75,29 +76,22 @@ def logsumexp_errors(z: Tensor, keys: Tensor, device: str) -> tuple[float, float
     logits = torch.cat([plain @ z.double().T / TAU, plain @ keys.double().T / TAU + counts.double().log()], dim=1)
     expected = logits.logsumexp(dim=1)
     (expected_gradient,) = torch.autograd.grad(expected.sum(), plain)
-    return (
-        float((value.detach().cpu().double() - expected.detach()).abs().max()),
-        float((gradient.cpu().double() - expected_gradient).abs().max()),
-    )
+    return largest_difference(value, expected), largest_difference(gradient, expected_gradient)
 
 
 def positiveness_error(y1: Tensor, neighbors: Tensor, device: str) -> float:
     """Return the largest difference of the weights from Eq. 4 in float64, with missing neighbors."""
     mask = torch.arange(neighbors.shape[1]) < torch.arange(len(y1))[:, None] + 1  # 1, 2, … neighbors
-    w = positiveness(y1.to(device), neighbors.to(device), mask.to(device)).cpu().double()
+    w = positiveness(y1.to(device), neighbors.to(device), mask.to(device))
     scores = (y1.double()[:, None] * neighbors.double()).sum(dim=2).exp() * mask
-    return float((w - scores / scores.sum(dim=1, keepdim=True)).abs().max())
+    return largest_difference(w, scores / scores.sum(dim=1, keepdim=True))
 
 
 def color_error(device: str) -> float:
     """Return the largest difference of a normalized pixel between the device and the CPU, in both views."""
     images = torch.randint(0, 256, (16, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    ids = np.arange(len(images))
-    largest = 0.0
+    differences = []
     for view, settings in enumerate(VIEW_GROUPS["byol"]):
-        expected, found = (
-            color_views(images.to(where), settings, seed=0, epoch=0, ids=ids, view=view).cpu()
-            for where in ("cpu", device)
-        )
-        largest = max(largest, float((expected - found).abs().max()))
-    return largest
+        color = functools.partial(color_views, settings=settings, seed=0, epoch=0, ids=np.arange(16), view=view)
+        differences.append(largest_difference(color(images.to(device)), color(images)))
+    return max(differences)

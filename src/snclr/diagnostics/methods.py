@@ -1,17 +1,21 @@
-"""Every method: some training steps on the device in each precision against the CPU in float64, and overflow."""
+"""Every method: steps on the device in each precision against the CPU in float64, overflow, waits of the host."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import traceback
+import warnings
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from snclr.data.loader import Batch
-from snclr.diagnostics.results import CheckRow, at_most, not_applicable, verdict
-from snclr.diagnostics.setup import Setup, exact_float32, on_device, open_task, tiny_batches, tiny_config
+from snclr.diagnostics.setup import CheckRow, Setup, exact_float32, on_device, open_task, tiny_batches, tiny_config
 from snclr.errors import UserError
 from snclr.methods.config import METHODS
 from snclr.runtime.device import limit_threads
@@ -24,6 +28,9 @@ On a CPU, half precision emulated, the largest of all methods is 0.01 in float32
 methods stay below 2e-5 in float32, but rounding can switch a ReLU near zero or select other neighbors. A change in a
 random direction differs by 1.4.
 """
+WRONG_VALUES = (
+    "A kernel, driver or library computes wrong values: update the driver and torch, and test the memory of the device."
+)
 NAMES = {"64": "float64", "32": "float32", "bf16": "bf16", "16": "fp16"}
 START_SCALE = 16.0
 """Loss scale of the comparison in fp16: the usual first one overflows by design, and the step is skipped."""
@@ -34,13 +41,16 @@ CASES: dict[str, dict[str, Any]] = {
     "snclr, ViT": {"method": "snclr", "encoder": "test_vit", "stem": "auto"},
 }
 """Settings of the tiny runs that are compared, by the name in the row."""
+MOST_WAITS = 4
+"""Most waits (synchronizations) in a step; each drains the GPU's queue of kernels. tests/device/host_waits.json has the
+exact number of every method."""
 
 
 def check_methods(setup: Setup) -> Iterator[CheckRow]:
     """Compare the change of the weights by three steps of each method with that of the CPU in float64."""
     for precision, limit in LIMITS.items():
         if (reason := unavailable(setup.kind, precision)) is not None:
-            yield not_applicable("methods", f"all in {NAMES[precision]}", reason)
+            yield CheckRow.not_applicable(f"all in {NAMES[precision]}", reason)
             continue
         for name, settings in CASES.items():
             options = {**settings, "precision": precision, "device": setup.device, "out": str(setup.folder / "methods")}
@@ -49,22 +59,15 @@ def check_methods(setup: Setup) -> Iterator[CheckRow]:
                 error = difference(train_steps(task), expected)
             except UserError:  # a loss that is not finite
                 error = float("inf")
-            yield at_most(
-                "methods", f"{name} in {NAMES[precision]}", error, limit,
-                advice="A kernel, driver or library computes wrong values: update the driver and torch, and test the"
-                " memory of the device.",
-            )  # fmt: skip
+            yield CheckRow.at_most(f"{name} in {NAMES[precision]}", error, limit, advice=WRONG_VALUES)
 
 
 def unavailable(kind: str, precision: str) -> str | None:
     """Return why a precision cannot be checked on a device type, or None."""
-    if kind == "cpu" and precision == "64":
-        return "the CPU in float64 is the reference"
-    if kind == "cpu" and precision in ("bf16", "16"):
-        return "half precision needs a GPU"
-    if kind == "mps" and precision == "64":
-        return "Apple GPUs have no float64"
-    return None
+    if kind == "cpu":
+        reasons = {"64": "the CPU in float64 is the reference", "32": None}
+        return reasons.get(precision, "half precision needs a GPU")
+    return "Apple GPUs have no float64" if kind == "mps" and precision == "64" else None
 
 
 @functools.cache
@@ -86,8 +89,7 @@ def train_steps(task: PretrainTask) -> Tensor:
 
 def trained_weights(task: PretrainTask) -> Tensor:
     """Return the trained weights as one vector, float64 on the CPU."""
-    parts = [p.detach().cpu().double().flatten() for p in task.module.parameters() if p.requires_grad]
-    return torch.cat(parts)
+    return torch.cat([p.detach().cpu().double().flatten() for p in task.module.parameters() if p.requires_grad])
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
@@ -99,32 +101,26 @@ def check_overflow(setup: Setup) -> Iterator[CheckRow]:
     """Force values that are not finite: a step must change no weights, with an error or by skipping."""
     advice = "Do not train on this machine: a step with values that are not finite would ruin the weights."
     task = open_task(tiny_config(device=setup.device, out=str(setup.folder / "overflow")))
-    first, second = (
-        on_device(batch, task.fabric.device) for batch in tiny_batches("snclr", task.config.image_size)[:2]
-    )
-    task.training_step(first)
-    stopped, unchanged = step_with_overflow(task, second)
+    batches = [on_device(batch, task.fabric.device) for batch in tiny_batches("snclr", task.config.image_size)[:2]]
+    task.training_step(batches[0])
+    stopped, unchanged = step_with_overflow(task, batches[1])
     text = f"{'stopped' if stopped else 'not stopped'}, weights {'unchanged' if unchanged else 'changed'}"
     limit = "stopped, weights unchanged"
-    yield verdict(
-        "overflow", "a loss that is not finite", stopped and unchanged, value=text, limit=limit, advice=advice
-    )
+    yield CheckRow.verdict("a loss that is not finite", stopped and unchanged, value=text, limit=limit, advice=advice)
     if (reason := unavailable(setup.kind, "16")) is not None:
-        yield not_applicable("overflow", "a gradient that overflows in fp16", reason)
+        yield CheckRow.not_applicable("a gradient that overflows in fp16", reason)
         return
     task = open_task(tiny_config(device=setup.device, precision="16", out=str(setup.folder / "overflow-16")))
-    yield check_loss_scale(task, [first, second], advice)
+    yield check_loss_scale(task, batches, advice)
 
 
 def step_with_overflow(task: PretrainTask, batch: Batch) -> tuple[bool, bool]:
     """Train a step on infinite images; return whether it raised an error and whether the weights are as before."""
     before = trained_weights(task)
-    bad = Batch(batch.ids, tuple(view * float("inf") for view in batch.views), batch.labels, batch.epoch, batch.step)
-    try:
-        task.training_step(bad)
+    stopped = True
+    with contextlib.suppress(UserError):
+        task.training_step(replace(batch, views=tuple(view * float("inf") for view in batch.views)))
         stopped = False
-    except UserError:
-        stopped = True
     return stopped, torch.equal(trained_weights(task), before)
 
 
@@ -138,7 +134,55 @@ def check_loss_scale(task: PretrainTask, batches: list[Batch], advice: str) -> C
     unchanged = torch.equal(trained_weights(task), before)
     lowered = precision.state_dict()["scale"] < OVERFLOWING_SCALE
     value = f"weights {'unchanged' if unchanged else 'changed'}, loss scale {'lowered' if lowered else 'kept'}"
-    return verdict(
-        "overflow", "a gradient that overflows in fp16", unchanged and lowered, value=value,
+    return CheckRow.verdict(
+        "a gradient that overflows in fp16", unchanged and lowered, value=value,
         limit="weights unchanged, loss scale lowered", advice=advice,
     )  # fmt: skip
+
+
+def check_host_waits(setup: Setup) -> Iterator[CheckRow]:
+    """Count the waits in the last of `TINY_STEPS` steps of every method; loader and metrics are not part of it."""
+    if setup.kind != "cuda":
+        yield CheckRow.not_applicable("all methods", f"only CUDA reports waits; the device is {setup.device}")
+        return
+    for name in METHODS:
+        task = open_task(tiny_config(name, device=setup.device, out=str(setup.folder / "waits")))
+        *first, last = (on_device(batch, task.fabric.device) for batch in tiny_batches(name, task.config.image_size))
+        for batch in first:
+            task.training_step(batch)
+        with recorded_waits() as waits:
+            task.training_step(last)
+        yield CheckRow.at_most(
+            name, sum(waits.values()), MOST_WAITS,
+            advice="Training is right but slower than it could be: please report these lines.",
+            details=tuple(f"{line}: {count}" for line, count in sorted(waits.items())),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def recorded_waits() -> Iterator[Counter[str]]:
+    """Count the waits that CUDA reports in the block, by line of this package."""
+    found: Counter[str] = Counter()
+
+    def record(message: Warning | str, *_: Any, **__: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            found[package_line()] += 1
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("always")
+        warnings.showwarning = record
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            stack.callback(torch.cuda.set_sync_debug_mode, "default")
+            torch.cuda.set_sync_debug_mode("warn")
+        yield found
+
+
+def package_line() -> str:
+    """Return file and line of the innermost caller in the package, outside of this module."""
+    for frame in reversed(traceback.extract_stack()):
+        _, found, path = frame.filename.rpartition("/snclr/")
+        if found and path != "diagnostics/methods.py":
+            return f"{path}:{frame.lineno}"
+    return "outside of the package"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import gc
 import shutil
@@ -14,8 +15,7 @@ from typing import Any
 import torch
 
 from snclr.data.loader import Batch
-from snclr.diagnostics.results import CheckRow, measured, not_applicable, verdict
-from snclr.diagnostics.setup import Setup, open_task, synchronize, write_photos
+from snclr.diagnostics.setup import CheckRow, Setup, open_task, write_photos
 from snclr.runtime.device import math_settings
 from snclr.train.build import view_sizes
 from snclr.train.config import resolve
@@ -57,22 +57,20 @@ def training_math(task: PretrainTask) -> AbstractContextManager[None]:
 def random_batch(task: PretrainTask, images: int) -> Batch:
     """Return a batch of random views on the device of the task."""
     device = task.fabric.device
-    views = tuple(
-        torch.randn(images, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-        for size in view_sizes(task.config)
-    )
+    shapes = [(images, 3, size, size) for size in view_sizes(task.config)]
+    views = tuple(torch.randn(shape, device=device).to(memory_format=torch.channels_last) for shape in shapes)
     ids = torch.arange(images, device=device)
     return Batch(ids, views, torch.zeros_like(ids), epoch=0, step=0)
 
 
 def milliseconds(run: Callable[[], Any], device: str, *, repeats: int) -> float:
     """Return the median time of a call, until the device is done, after one call to warm up."""
-    times = []
+    times, synchronize = [], torch.get_device_module(device).synchronize
     for _ in range(repeats + 1):
-        synchronize(device)
+        synchronize()
         start = time.perf_counter()
         run()
-        synchronize(device)
+        synchronize()
         times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times[1:])
 
@@ -81,8 +79,8 @@ def check_memory(setup: Setup) -> Iterator[CheckRow]:
     """Measure the peak memory of a step, and find the largest batch that fits on the GPU."""
     peak, batch = f"{setup.recipe}: peak of a step", f"{setup.recipe}: largest batch on one GPU"
     if setup.kind != "cuda":
-        yield not_applicable("memory", peak, f"only for CUDA; `snclr plan` measures a process on {setup.device}")
-        yield not_applicable("memory", batch, f"only for CUDA; the device is {setup.device}")
+        yield CheckRow.not_applicable(peak, f"only for CUDA; `snclr plan` measures a process on {setup.device}")
+        yield CheckRow.not_applicable(batch, f"only for CUDA; the device is {setup.device}")
         return
     task = recipe_task(setup)
     images = task.config.batch_size
@@ -91,13 +89,13 @@ def check_memory(setup: Setup) -> Iterator[CheckRow]:
         torch.cuda.reset_peak_memory_stats(setup.device)
         task.training_step(random_batch(task, images))
     megabytes = torch.cuda.max_memory_allocated(setup.device) / 1e6
-    yield measured("memory", peak, f"{megabytes / 1000:.2f} GB of tensors for {images} images", megabytes)
+    yield CheckRow.measured(peak, f"{megabytes / 1000:.2f} GB of tensors for {images} images", megabytes)
     if setup.quick:
-        yield not_applicable("memory", batch, "not run with --quick")
+        yield CheckRow.not_applicable(batch, "not run with --quick")
         return
     with training_math(task):
         largest = largest_batch(lambda size: step_fits(task, size))
-    yield measured("memory", batch, f"{largest} images" if largest < MOST else f"at least {MOST} images", largest)
+    yield CheckRow.measured(batch, f"{largest} images" if largest < MOST else f"at least {MOST} images", largest)
 
 
 def largest_batch(fits: Callable[[int], bool]) -> int:
@@ -106,18 +104,8 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
     >>> largest_batch(lambda size: size <= 700)
     672
     """
-    size = GRAIN
-    if not fits(size):
-        return 0
-    while size < MOST and fits(2 * size):
-        size *= 2
-    if size >= MOST:
-        return MOST
-    low, high = size, 2 * size  # low fits, high does not
-    while high - low > GRAIN:
-        middle = (low + high) // 2 // GRAIN * GRAIN
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    sizes = range(GRAIN, MOST + 1, GRAIN)
+    return GRAIN * bisect.bisect_left(sizes, True, key=lambda size: not fits(size))
 
 
 def step_fits(task: PretrainTask, images: int) -> bool:
@@ -137,27 +125,25 @@ def check_speed(setup: Setup) -> Iterator[CheckRow]:
     """Measure the parts of a step of the recipe and the whole step, on one rank."""
     task = recipe_task(setup)
     images, repeats = task.config.batch_size, 2 if setup.quick else 5
-    parts = step_parts(task)
     with training_math(task):
-        times = {name: milliseconds(run, setup.device, repeats=repeats) for name, run in parts.items()}
+        parts = step_parts(task).items()
+        times = {name: milliseconds(run, setup.device, repeats=repeats) for name, run in parts}
     note = {"data": " on one core", "loss": " (search, loss and gradient)"}
     for name, value in times.items():
         text = f"{value:.1f} ms for {images} images{note.get(name, '')}"
-        yield measured("speed", f"{setup.recipe}: {name}", text, value)
+        yield CheckRow.measured(f"{setup.recipe}: {name}", text, value)
     rate = 1000 * images / times["step"]
-    share = times["encoder"] / times["step"]
-    text = f"{rate:,.0f} images/s, {share:.0%} of the time in the encoders"
-    yield measured("speed", f"{setup.recipe}: rate", text, rate)
+    text = f"{rate:,.0f} images/s, {times['encoder'] / times['step']:.0%} of the time in the encoders"
+    yield CheckRow.measured(f"{setup.recipe}: rate", text, rate)
 
 
 def step_parts(task: PretrainTask) -> dict[str, Callable[[], Any]]:
     """Return the parts of a step as functions to time, and the whole step as "step"."""
     method, config = task.module, task.config
     batch = random_batch(task, config.batch_size)
-    crops = task.loader._stage1[0]
-    update = getattr(
-        task.optimizer, "optimizer", task.optimizer
-    ).step  # not Fabric's: a loss scaler needs scaled gradients
+    crops = task.loader.crop_steps[0]
+    # Not the step of Fabric's optimizer: a loss scaler needs scaled gradients.
+    update = getattr(task.optimizer, "optimizer", task.optimizer).step
     autocast = task.fabric.strategy.precision.forward_context
 
     def encoder() -> None:
@@ -184,38 +170,31 @@ def step_parts(task: PretrainTask) -> dict[str, Callable[[], Any]]:
         update()
 
     return {
-        "data": lambda: task.loader._stage1[0],
-        "color": lambda: task.loader._finish(crops),
-        "encoder": encoder,
-        "loss": loss,
-        "optimizer": optimizer,
-        "step": lambda: task.training_step(batch),
-    }
+        "data": lambda: task.loader.crop_steps[0], "color": lambda: task.loader.finish(crops), "encoder": encoder,
+        "loss": loss, "optimizer": optimizer, "step": lambda: task.training_step(batch),
+    }  # fmt: skip
 
 
 def check_compile(setup: Setup) -> Iterator[CheckRow]:
     """Compare a step of the recipe with and without --compile: its loss must be the same."""
     if setup.quick:
-        yield not_applicable("compile", setup.recipe, "not run with --quick")
+        yield CheckRow.not_applicable(setup.recipe, "not run with --quick")
         return
     if setup.kind == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
-        yield not_applicable("compile", setup.recipe, "torch.compile needs a C++ compiler, and there is none")
+        yield CheckRow.not_applicable(setup.recipe, "torch.compile needs a C++ compiler, and there is none")
         return
-    found = {}
+    found, batch = {}, None
     for compiled in (False, True):
         task = recipe_task(setup, compile=compiled)
-        batch = random_batch(task, task.config.batch_size)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            batch.views = tuple(torch.randn(view.shape).to(view) for view in batch.views)
+        batch = batch or random_batch(task, task.config.batch_size)  # the same for both
         with training_math(task):
             loss = float(task.training_step(batch)[0].loss.detach())
             found[compiled] = loss, milliseconds(functools.partial(task.training_step, batch), setup.device, repeats=3)
     (plain_loss, plain_time), (loss, compiled_time) = found[False], found[True]
     error, gain = abs(loss - plain_loss) / max(abs(plain_loss), 1e-12), plain_time / compiled_time
     times = f"({plain_time:.0f} → {compiled_time:.0f} ms)"
-    yield verdict(
-        "compile", setup.recipe, error <= COMPILE_ERROR,
+    yield CheckRow.verdict(
+        setup.recipe, error <= COMPILE_ERROR,
         value=f"{gain:.2f} × as fast {times}, loss differs by {error:.1e}", number=gain,
         limit=f"loss differs by ≤ {COMPILE_ERROR:g}", advice="Train without --compile.",
     )  # fmt: skip

@@ -13,8 +13,7 @@ import torch
 
 from snclr.checkpoint.format import latest_checkpoint
 from snclr.checkpoint.run_dir import RunDir
-from snclr.diagnostics.results import CheckRow, at_most, not_applicable, verdict
-from snclr.diagnostics.setup import Setup, write_photos
+from snclr.diagnostics.setup import CheckRow, Setup, write_photos
 from snclr.train.metrics import read_metrics
 from snclr.train.pretrain import pretrain
 
@@ -44,8 +43,8 @@ def check_resume(setup: Setup) -> Iterator[CheckRow]:
     run_snclr("pretrain", "--resume", "--out", resumed)
     expected, found = end_state(whole), end_state(resumed)
     different = [name for name, value in expected.items() if not torch.equal(found[name], value)]
-    yield verdict(
-        "resume", f"{STEPS} steps against {RESUME_AT} + resume + {STEPS - RESUME_AT}", not different,
+    yield CheckRow.verdict(
+        f"{STEPS} steps against {RESUME_AT} + resume + {STEPS - RESUME_AT}", not different,
         value=f"{len(different)} of {len(expected)} tensors differ", limit="bit-identical",
         advice="Algorithms of the device are not deterministic: a resumed run is right but not bit-identical."
         " docs/reliability.md says what is promised.",
@@ -55,10 +54,9 @@ def check_resume(setup: Setup) -> Iterator[CheckRow]:
 
 def check_ranks(setup: Setup) -> Iterator[CheckRow]:
     """Compare the losses of four steps on one rank and on several, in float64."""
-    name = f"1 rank against {setup.ranks}"
     if setup.ranks < 2:
         reasons = {"cuda": "there is one GPU, or --devices is 1", "mps": "Apple GPUs support one rank"}
-        yield not_applicable("ranks", "1 rank against several", reasons.get(setup.kind, "--devices is 1"))
+        yield CheckRow.not_applicable("1 rank against several", reasons.get(setup.kind, "--devices is 1"))
         return
     one, several = setup.folder / "one-rank", setup.folder / "several-ranks"
     settings = run_settings(setup, one, precision="64")
@@ -66,8 +64,8 @@ def check_ranks(setup: Setup) -> Iterator[CheckRow]:
     run_snclr("pretrain", *flags({**settings, "out": several, "device": setup.kind, "devices": setup.ranks}))
     losses, other = ([record["loss"] for record in read_metrics(run)] for run in (one, several))
     error = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(losses, other, strict=True))
-    yield at_most(
-        "ranks", name, error, RANKS_ERROR,
+    yield CheckRow.at_most(
+        f"1 rank against {setup.ranks}", error, RANKS_ERROR,
         advice="Communication between the ranks is wrong: update the driver and NCCL; try NCCL_P2P_DISABLE=1.",
         details=tuple(f"step {step}: {a:.9g}, {b:.9g}" for step, (a, b) in enumerate(zip(losses, other, strict=True))),
     )  # fmt: skip
@@ -91,8 +89,7 @@ def flags(settings: dict[str, Any]) -> list[str]:
     >>> flags({"batch_size": 8, "deterministic": True})
     ['--batch-size=8', '--deterministic']
     """
-    names = {name: f"--{name.replace('_', '-')}" for name in settings}
-    return [names[name] if value is True else f"{names[name]}={value}" for name, value in settings.items()]
+    return [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in settings.items()]
 
 
 def run_snclr(*arguments: object) -> None:

@@ -1,12 +1,12 @@
-"""What every check gets: device, ranks and recipe; and the tiny runs that the checks train."""
+"""What every check gets and returns: device, ranks and recipe, rows; and the tiny runs that the checks train."""
 
 from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,52 @@ TINY: dict[str, Any] = {
 """A run of milliseconds per step. SGD and clipping make the update a bounded multiple of the gradient."""
 TINY_STEPS = 3
 """Steps of a tiny run: from the second on, the queue has neighbors."""
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One check: what was measured, the limit, and what to do if it fails."""
+
+    name: str
+    outcome: Literal["passed", "failed", "measured", "not applicable"]
+    value: str
+    """The measured value with its unit; for "not applicable", the reason."""
+    _: KW_ONLY
+    limit: str = ""
+    """What the value must be; empty for a row that is only measured."""
+    advice: str = ""
+    """What to do if the check fails."""
+    number: float | None = None
+    """The measured value as a number."""
+    details: tuple[str, ...] = ()
+    """More lines, e.g. the tensors that differ; the command line prints them for a failed row only."""
+    group: str = ""
+    """The group of checks, set when the group has run."""
+
+    @classmethod
+    def at_most(cls, name: str, number: float, limit: float, *, advice: str, details: tuple[str, ...] = ()) -> CheckRow:
+        """Return a row that passes if `number` is at most `limit`; a number that is not finite fails.
+
+        >>> CheckRow.at_most("top-k", 2e-7, 1e-6, advice="").outcome
+        'passed'
+        """
+        value, bound = f"{number:.2g}", f"≤ {limit:.2g}"
+        return cls.verdict(name, number <= limit, value, bound, advice=advice, number=number, details=details)
+
+    @classmethod
+    def verdict(cls, name: str, passed: bool, value: str, limit: str, *, advice: str, **more: Any) -> CheckRow:
+        """Return a row that passed or failed."""
+        return cls(name, "passed" if passed else "failed", value, limit=limit, advice=advice, **more)
+
+    @classmethod
+    def measured(cls, name: str, value: str, number: float | None = None) -> CheckRow:
+        """Return a row without a limit."""
+        return cls(name, "measured", value, number=number)
+
+    @classmethod
+    def not_applicable(cls, name: str, reason: str) -> CheckRow:
+        """Return a row of a check that cannot run on this machine or with these flags."""
+        return cls(name, "not applicable", reason)
 
 
 @dataclass(frozen=True)
@@ -72,17 +118,7 @@ def tiny_batches(method: str, image_size: int) -> tuple[Batch, ...]:
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """Return a copy of a batch on a device."""
     labels = None if batch.labels is None else batch.labels.to(device)
-    views = tuple(view.to(device) for view in batch.views)
-    return Batch(batch.ids.to(device), views, labels, batch.epoch, batch.step)
-
-
-def synchronize(device: str) -> None:
-    """Wait until the device has done all its work."""
-    kind = device.partition(":")[0]
-    if kind == "cuda":
-        torch.cuda.synchronize(device)
-    elif kind == "mps":
-        torch.mps.synchronize()
+    return replace(batch, ids=batch.ids.to(device), views=tuple(view.to(device) for view in batch.views), labels=labels)
 
 
 def exact_float32(device: torch.device | str) -> AbstractContextManager[None]:
@@ -93,10 +129,8 @@ def exact_float32(device: torch.device | str) -> AbstractContextManager[None]:
 def write_photos(folder: Path, count: int = 32) -> Path:
     """Write smooth random JPEG files of 500 × 375 pixels, as in ImageNet, and return their folder."""
     target = folder / f"photos-{count}"
-    if target.is_dir():
-        return target
-    target.mkdir()
-    for number in range(count):
+    target.mkdir(exist_ok=True)
+    for number in range(len(list(target.iterdir())), count):
         coarse = np.random.default_rng(number).integers(0, 256, (12, 16, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(target / f"{number:03}.jpg")
     return target

@@ -77,8 +77,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
 
 def all_gather_ints(values: list[int]) -> list[list[int]]:
     """Gather the same number of integers from each rank, in rank order, on the CPU: no GPU is synchronized."""
-    gathered: list[list[int]] = all_gather(torch.tensor([values]), _cpu_group).tolist()
-    return gathered
+    return all_gather(torch.tensor([values]), _cpu_group).tolist()
 
 
 def all_gather_objects(value: ValueT) -> list[ValueT]:

@@ -52,14 +52,11 @@ class ResolvedEnvironment:
 
 def resolve_environment(accelerator: str, devices: str, nodes: int) -> ResolvedEnvironment:
     """Return the ranks that a launcher started, else those that the flags request."""
-    requested = None if devices == "auto" else int(devices)
     env = _from_torchrun() or _from_srun()
     if env is None:
-        if requested is None:
-            requested = max(torch.cuda.device_count(), 1) if accelerator == "cuda" else 1
-        env = _from_flags(requested, nodes)
+        env = _from_flags(ranks_per_node(accelerator, devices), nodes)
     # The default flags accept any launch; other values must match it.
-    elif requested not in (None, 1, env.local_world_size) or nodes not in (1, env.num_nodes):
+    elif devices not in ("auto", "1", str(env.local_world_size)) or nodes not in (1, env.num_nodes):
         raise UserError(
             f"{env.launcher} started {env.local_world_size} of {env.world_size} ranks on this node (of"
             f" {env.num_nodes}), which contradicts --devices {devices} --nodes {nodes}. Set the number of ranks with"
@@ -74,6 +71,13 @@ def resolve_environment(accelerator: str, devices: str, nodes: int) -> ResolvedE
             " ranks, or make all GPUs visible to every rank (SLURM: --gpus-per-node, not --gpus-per-task)"
         )
     return env
+
+
+def ranks_per_node(accelerator: str, devices: str) -> int:
+    """Return the number of ranks that `devices` requests; "auto" is one per GPU, or one."""
+    if devices == "auto":
+        return max(torch.cuda.device_count(), 1) if accelerator == "cuda" else 1
+    return int(devices)
 
 
 def unused_slurm_tasks(env: ResolvedEnvironment) -> str | None:

@@ -2,18 +2,20 @@
 
 torch's DistributedDataParallel rebuilds its buckets after the first backward pass. On three ranks or more, the first
 step of a resumed run then rounds differently than the same step of an uninterrupted one. Here the buckets are fixed
-when the module is set up.
+when the module is set up. `RankStrategy` makes Fabric use it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.strategy import _BackwardSyncControl
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import rank_and_size
@@ -30,9 +32,10 @@ class Bucket:
         first = self.parameters[0]
         self.flat = torch.zeros(sum(p.numel() for p in self.parameters), dtype=first.dtype, device=first.device)
         # Views with the strides of the parameters, so that a copy of a channels-last gradient permutes nothing.
+        # `empty_like` has the strides of its argument, or contiguous ones if that has gaps or overlaps.
         parts = torch.split(self.flat, [p.numel() for p in self.parameters])
         self.views = [
-            part.as_strided(p.size(), p.stride(), part.storage_offset()) if _is_dense(p) else part.view(p.size())
+            part.as_strided(p.size(), torch.empty_like(p, device="meta").stride(), part.storage_offset())
             for part, p in zip(parts, self.parameters, strict=True)
         ]
         self.missing = len(self.parameters)
@@ -69,7 +72,11 @@ class GradientAverager:
         self._buckets = [Bucket(part) for part in _split_into_buckets(reversed(list(self._names)), bucket_bytes)]
         self._sent = 0
         self._started = False
-        _broadcast(module)
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                sent = tensor.contiguous()
+                dist.broadcast(sent, src=0)
+                tensor.copy_(sent)
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 hook = partial(self._on_gradient, bucket)
@@ -108,6 +115,36 @@ class GradientAverager:
             self._sent += 1
 
 
+class RankStrategy(DDPStrategy):
+    """One rank per device; `fabric.backward` returns when every gradient is the mean over the ranks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.averagers: dict[nn.Module, GradientAverager] = {}
+        self._backward_sync_control = _PauseAveraging(self)
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # DDPStrategy's wraps it
+        """Average the gradients of `module`, which is not wrapped."""
+        self.averagers[module] = GradientAverager(module)
+        return module
+
+    def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        """Run the backward pass and wait for the means."""
+        super().backward(tensor, module, *args, **kwargs)
+        for averager in self.averagers.values():
+            averager.finish()
+
+
+class _PauseAveraging(_BackwardSyncControl):
+    """The pause of the averaging behind `fabric.no_backward_sync`."""
+
+    def __init__(self, strategy: RankStrategy) -> None:
+        self._strategy = strategy
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        return self._strategy.averagers[module].paused() if enabled else nullcontext()
+
+
 def _split_into_buckets(parameters: Iterator[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
     """Yield lists of consecutive parameters of one dtype and device, of at most `bucket_bytes` or one parameter."""
     part: list[nn.Parameter] = []
@@ -119,22 +156,3 @@ def _split_into_buckets(parameters: Iterator[nn.Parameter], bucket_bytes: int) -
         part.append(parameter)
     if part:
         yield part
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the strides are a permutation of the contiguous ones: no gaps and no overlap."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.size(), strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-@torch.no_grad()
-def _broadcast(module: nn.Module) -> None:
-    for tensor in [*module.parameters(), *module.buffers()]:
-        sent = tensor.contiguous()
-        dist.broadcast(sent, src=0)
-        tensor.copy_(sent)

@@ -39,7 +39,7 @@ def launch(
     """
     from lightning_fabric import Fabric
 
-    from snclr.distributed.strategy import RankStrategy
+    from snclr.distributed.gradients import RankStrategy
 
     device, precision = pick_device(accelerator), precision.removesuffix("-mixed")
     accelerator, _, index = device.partition(":")

@@ -67,8 +67,7 @@ class SyncBatchNorm(_BatchNorm):
                 momentum = 1.0 / float(self.num_batches_tracked)
         if input.device.type != "cpu":
             running = (self.running_mean, self.running_var)
-            fused: Tensor = _FusedNormalize.apply(input, self.weight, self.bias, running, momentum, self.eps)
-            return fused
+            return _FusedNormalize.apply(input, self.weight, self.bias, running, momentum, self.eps)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
         self._update_running_statistics(mean, variance, count, momentum)
         return output
@@ -76,12 +75,10 @@ class SyncBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _update_running_statistics(self, mean: Tensor, variance: Tensor, count: Tensor, momentum: float) -> None:
         """Update the running statistics as torch does, with the unbiased variance."""
-        if not self.track_running_stats:
-            return
-        assert self.running_mean is not None and self.running_var is not None  # noqa: PT018
         unbiased = variance * (count / (count - 1).clamp(min=1))
-        self.running_mean.mul_(1 - momentum).add_(mean.to(self.running_mean), alpha=momentum)
-        self.running_var.mul_(1 - momentum).add_(unbiased.to(self.running_var), alpha=momentum)
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            if running is not None:
+                running.mul_(1 - momentum).add_(value.to(running), alpha=momentum)
 
 
 class _Normalize(torch.autograd.Function):

@@ -1,4 +1,7 @@
-"""Feature extraction: the features of every image of a dataset by a frozen encoder."""
+"""Feature extraction: the features of every image of a dataset by a frozen encoder.
+
+Images are read in chunks, decoded in worker processes or cropped from an array in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,128 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from snclr.data.copy_ahead import copy_ahead
-from snclr.data.datasets.base import ImageDataset, Labels
+from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels
+from snclr.data.decode import BadImage
 from snclr.data.loader import Skip
-from snclr.data.remote.retry import until_stopped
-from snclr.data.sampler import Ids
-from snclr.data.transforms.views import normalize
-from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_error_on_all_ranks, rank_and_size
+from snclr.data.remote import until_stopped
+from snclr.data.sampler import Ids, cached_epoch_order
+from snclr.data.transforms.views import PLAIN_VIEW, TRAIN_CROP, crop_images, crop_views, normalize
+from snclr.data.workers import copy_ahead, read_items
+from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_on_all_ranks, rank_and_size
 from snclr.errors import UserError, count
-from snclr.evaluation.batches import BatchPlan, read_chunks
-from snclr.evaluation.feature_store import Block, FeatureStore
-from snclr.evaluation.state import raise_if_stop_requested
+from snclr.evaluation.state import Block, FeatureStore, raise_if_stop_requested
 from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag, StopRequested
 
 BLOCK = 1024
 """Images per cached file: the most work that a stop in the middle of an extraction costs."""
+
+
+class Request(NamedTuple):
+    """Images to read, as evaluation views (epoch None) or as the random crops of an epoch."""
+
+    ids: Ids
+    epoch: int | None
+    ends_batch: bool
+    """False if more chunks of the same batch follow."""
+
+
+@dataclass
+class BatchPlan:
+    """Batches of images in numbered chunks; a chunk is what the network encodes at once.
+
+    Without `epochs`, all `ids` once, in order, as evaluation views; with `epochs`, shuffled by the seed, as random
+    crops. The last batch of an epoch may be smaller. Each rank has its share of a batch's chunks; the chunks themselves
+    do not depend on the world size. A chunk is empty if a batch has fewer chunks than ranks.
+
+    >>> plan = BatchPlan(np.arange(5), batch=3, chunk=2)
+    >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
+    [([0, 1], False), ([2], True), ([3, 4], True)]
+    >>> plan = BatchPlan(np.arange(5), batch=3, chunk=2, rank=1, world_size=2)
+    >>> [(request.ids.tolist(), request.ends_batch) for request in map(plan.request, range(len(plan)))]
+    [([2], True), ([], True)]
+    """
+
+    ids: Ids
+    batch: int
+    chunk: int
+    epochs: int | None = None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        self._chunks: list[tuple[int, int, bool]] = []  # start, stop and `ends_batch` of an epoch's chunks of this rank
+        for start in range(0, len(self.ids), self.batch):
+            end = min(start + self.batch, len(self.ids))
+            count = -(-(end - start) // (self.chunk * self.world_size))
+            for number in range(count):
+                first = min(start + (self.rank * count + number) * self.chunk, end)
+                self._chunks.append((first, min(first + self.chunk, end), number + 1 == count))
+        self.steps_per_epoch = -(-len(self.ids) // self.batch)
+        self.steps = self.steps_per_epoch * (self.epochs or 1)
+
+    def __len__(self) -> int:
+        return len(self._chunks) * (self.epochs or 1)
+
+    def first_request(self, step: int) -> int:
+        """Return the number of the first request after `step` batches."""
+        epoch, batch = divmod(step, max(1, self.steps_per_epoch))
+        return epoch * len(self._chunks) + batch * -(-self.batch // (self.chunk * self.world_size))
+
+    def request(self, number: int) -> Request:
+        """Return the images of one chunk."""
+        epoch, number = divmod(number, len(self._chunks))
+        start, stop, last = self._chunks[number]
+        if self.epochs is None:
+            return Request(self.ids[start:stop], None, last)
+        return Request(self.ids[cached_epoch_order(len(self.ids), self.seed, epoch)[start:stop]], epoch, last)
+
+
+class Chunk(NamedTuple):
+    """The readable images of a request, uint8 (n, S, S, 3), and the skipped ones."""
+
+    ids: Ids
+    images: Tensor
+    skipped: list[Skip]
+    ends_batch: bool
+
+
+@dataclass
+class Chunks(Dataset[Chunk]):
+    """Chunks of a plan by number, with images of side `size`; pickled to the workers."""
+
+    dataset: ImageDataset
+    plan: BatchPlan
+    size: int
+
+    def __getitem__(self, number: int) -> Chunk:
+        ids, epoch, ends_batch = self.plan.request(number)
+        settings = PLAIN_VIEW if epoch is None else TRAIN_CROP
+        keys: Any = {"seed": self.plan.seed, "epoch": epoch or 0, "view": 0}
+        if isinstance(self.dataset, ArrayDataset) and len(ids):
+            views = crop_views(self.dataset.images[ids], settings, self.size, ids=ids, **keys)
+            return Chunk(ids, views.permute(0, 2, 3, 1), [], ends_batch)
+        # Decode large enough that neither a center crop nor a random crop of 8 % of the area is upsampled.
+        min_side = self.size * (2 if epoch is None else 4)
+        kept: list[int] = []
+        images = [np.empty((0, self.size, self.size, 3), np.uint8)]
+        skipped: list[Skip] = []
+        for index in ids.tolist():
+            try:
+                image = self.dataset.load(index, min_side=min_side)
+                images.append(crop_images([image], settings, self.size, ids=np.array([index]), **keys))
+                kept.append(index)
+            except BadImage as error:
+                skipped.append(Skip(index, self.dataset.key(index), str(error)))
+        return Chunk(np.array(kept, dtype=np.int64), torch.from_numpy(np.concatenate(images)), skipped, ends_batch)
 
 
 @dataclass(frozen=True)
@@ -53,7 +157,7 @@ def extract_features(
     device: torch.device | str = "cpu", labels: Labels | None = None, description: str = "features",
     store: FeatureStore | None = None, stop: StopFlag | None = None, quiet: bool = False, precision: str = "32",
 ) -> Features:  # fmt: skip
-    """Extract the features of every image's center crop with the encoder in evaluation mode on `device`.
+    """Extract the features of every image's center crop with the encoder, which is set to evaluation mode, on `device`.
 
     Unreadable images are skipped and listed. `labels` (one per image) replaces those of the dataset: see
     `match_labels`. The ranks share the images, and each receives all features. A `store` supplies cached blocks and
@@ -67,7 +171,8 @@ def extract_features(
     rank, world_size = rank_and_size()
     blocks = [np.arange(n, min(n + BLOCK, len(dataset)), dtype=np.int64) for n in range(0, len(dataset), BLOCK)]
     with Progress(description, total=len(dataset), quiet=quiet or rank > 0) as progress:
-        encoded = {} if store is None else _read_blocks(store, blocks)
+        read = {} if store is None else {n: b for n, ids in enumerate(blocks) if (b := store.read(n, ids)) is not None}
+        encoded = {number: read[number] for number in set.intersection(*all_gather_objects(set(read)))}  # on every rank
         missing = [number for number in range(len(blocks)) if number not in encoded]
         progress.done = sum(len(blocks[number]) for number in encoded)
         if store is not None and progress.done:
@@ -82,20 +187,11 @@ def extract_features(
             encoder, dataset, plan, image_size=image_size, workers=workers, device=device, progress=progress, stop=stop,
             precision=precision,
         )  # fmt: skip
-        with eval_mode(encoder):
-            for number, batch in zip(missing, batches, strict=True):
-                encoded[number] = block = batch._replace(features=batch.features.cpu())
-                if store is not None and rank == 0:
-                    store.write(number, blocks[number], block, progress.print)
+        for number, batch in zip(missing, batches, strict=True):
+            encoded[number] = block = batch._replace(features=batch.features.cpu())
+            if store is not None and rank == 0:
+                store.write(number, blocks[number], block, progress.print)
     return _concatenate(dataset, encoded, labels)
-
-
-def _read_blocks(store: FeatureStore, blocks: list[Ids]) -> dict[int, Block]:
-    """Return the cached blocks by number; those that not every rank could read are left out."""
-    read = ((number, store.read(number, ids)) for number, ids in enumerate(blocks))
-    cached = {number: block for number, block in read if block is not None}
-    common = set.intersection(*all_gather_objects(set(cached)))
-    return {number: cached[number] for number in common}
 
 
 def _concatenate(dataset: ImageDataset, blocks: dict[int, Block], labels: Labels | None) -> Features:
@@ -111,19 +207,12 @@ def _concatenate(dataset: ImageDataset, blocks: dict[int, Block], labels: Labels
     start = 0
     for number in sorted(blocks):
         block = blocks.pop(number)
-        if len(block.ids):
+        if len(block.ids):  # without a readable image, the width is unknown
             features[start : start + len(block.ids)] = block.features
-            start += len(block.ids)
+        start += len(block.ids)
     labels = dataset.labels if labels is None else labels
     known = None if labels is None else torch.from_numpy(labels[ids])
     return Features(features, known, torch.from_numpy(ids), skipped)
-
-
-def feature_width(encoder: nn.Module, image_size: int, device: torch.device | str) -> int:
-    """Return the number of features of an encoder, found with one black image."""
-    black = torch.zeros(1, image_size, image_size, 3, dtype=torch.uint8)
-    with eval_mode(encoder):
-        return _forward(encoder.to(device), black, torch.device(device)).shape[1]
 
 
 def encode_batches(
@@ -133,22 +222,24 @@ def encode_batches(
 ) -> Iterator[Block]:  # fmt: skip
     """Encode the batches of a plan from `start`; each rank encodes its chunks and yields the whole batch on `device`.
 
-    The caller sets the encoder's mode (see `eval_mode`). A stop discards the current batch and raises StopRequested. It
-    and the errors of any rank are raised on all ranks.
+    The encoder is set to evaluation mode. A stop discards the current batch and raises StopRequested. It and the errors
+    of any rank are raised on all ranks.
     """
     device = torch.device(device)
-    encoder.to(device)
-    pin = device.type == "cuda"
-    chunks = read_chunks(dataset, plan, image_size=image_size, workers=workers, start=start, pin=pin)
+    encoder.to(device).eval()
+    chunks = read_items(
+        Chunks(dataset, plan, image_size), plan.first_request(start), len(plan), workers=workers,
+        in_memory=isinstance(dataset, ArrayDataset), pin=device.type == "cuda",
+    )  # fmt: skip
     if stop is not None and dataset.remote:
         chunks = until_stopped(chunks)
     chunks = copy_ahead(chunks, device, lambda chunk: [chunk.images], lambda chunk, new: chunk._replace(images=new[0]))
     for _ in range(start, plan.steps):
         ids, features = [torch.empty(0, dtype=torch.int64)], []
         skipped: list[Skip] = []
-        error: UserError | None = None
         counted, clock = 0, time.monotonic()
-        try:
+        # StopRequested comes from a remote dataset; `stop` is set as well.
+        with raise_on_all_ranks(), contextlib.suppress(StopRequested):
             for chunk in chunks:
                 waited = time.monotonic() - clock
                 skipped += chunk.skipped
@@ -162,11 +253,6 @@ def encode_batches(
                 if chunk.ends_batch or (stop is not None and stop.requested is not None):
                     break
                 clock = time.monotonic()
-        except UserError as failure:
-            error = failure
-        except StopRequested:  # of a remote dataset; `stop` is set as well
-            pass
-        raise_error_on_all_ranks(error)
         raise_if_stop_requested(stop)
         parts = all_gather_objects((features[0].shape[1] if features else 0, skipped))
         width = max(columns for columns, _ in parts)
@@ -175,26 +261,6 @@ def encode_batches(
         all_skipped = [skip for _, skips in parts for skip in skips]
         progress.done += len(all_ids) + len(all_skipped) - counted
         yield Block(all_ids, rows, all_skipped)
-
-
-@contextlib.contextmanager
-def eval_mode(encoder: nn.Module) -> Iterator[None]:
-    """Set the encoder to eval mode inside the block and restore the mode of each module afterward.
-
-    >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
-    >>> with eval_mode(net):
-    ...     net[1].training
-    False
-    >>> net[1].training
-    True
-    """
-    modes = {module: module.training for module in encoder.modules()}
-    encoder.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _forward(encoder: nn.Module, pixels: Tensor, device: torch.device, precision: str = "32") -> Tensor:

@@ -15,30 +15,27 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.data.datasets.base import ImageDataset
-from snclr.data.loader import Batch, Skip, ViewLoader
+from snclr.data.loader import Batch, ViewLoader
 from snclr.data.splits import take
 from snclr.data.transforms.views import TRAIN_CROP
-from snclr.distributed.collectives import (
-    check_equal_across_ranks,
-    raise_on_all_ranks,
-    rank_and_size,
-)
+from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all_ranks, rank_and_size
 from snclr.distributed.gradients import GradientAverager
+from snclr.distributed.launch import check_batch_size
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
-from snclr.evaluation.baselines import record_accuracy
-from snclr.evaluation.features import extract_features
-from snclr.evaluation.few_labels.subsets import LabeledSubset, choose_subset
-from snclr.evaluation.linear import measure_few_label_baselines
+from snclr.evaluation.baselines import classifier_of, record_accuracy
+from snclr.evaluation.linear import LEARNING_RATES, LR_WITHOUT_GRID, linear_cached
 from snclr.evaluation.results import FinetuneResult
 from snclr.evaluation.scoring import Score, describe_sets, known_classes, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
-from snclr.evaluation.state import EvalState, fit_task
+from snclr.evaluation.state import EvalState, fit_task, on_rank_zero
+from snclr.evaluation.subsets import LabeledSubset, choose_subset
 from snclr.io.atomic import explain_unwritable, fsync_path, write_atomic
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec, build_encoder
@@ -162,82 +159,77 @@ def evaluate_finetune(
     """
     inputs = open_inputs(session, data, test, seed=seed)
     spec = inputs.spec
-    base_lr = {"encoder": lr, "head": lr if head_lr is None else head_lr}
     with raise_on_all_ranks():  # a list of images may differ between nodes
         subset = choose_subset(inputs.train, inputs.train_labels, labels, seed=seed)
         batch = shared_batch_size(batch_size, len(subset.index))
         if epochs is None:  # below 1.5 %: a list of about 1 % counts as 1 %
             epochs = 60 if subset.share < Fraction(3, 200) else 30
+        rates = [scaled_lr(base, max(batch, 1)) for base in (lr, lr if head_lr is None else head_lr)]
         settings = FinetuneSettings(
-            epochs=epochs, batch_size=batch, lr=scaled_lr(base_lr["encoder"], max(batch, 1)),
-            head_lr=scaled_lr(base_lr["head"], max(batch, 1)), weight_decay=weight_decay, seed=seed,
-        )  # fmt: skip
-        dataset = take(inputs.train, subset.index)
-        assert dataset.labels is not None
+            epochs=epochs, batch_size=batch, lr=rates[0], head_lr=rates[1], weight_decay=weight_decay, seed=seed
+        )
+        few = replace(inputs, train=take(inputs.train, subset.index), train_labels=inputs.train_labels[subset.index])
         test_labels = torch.from_numpy(inputs.test_labels[inputs.test_labels >= 0])
-        classes = known_classes(torch.from_numpy(dataset.labels), test_labels)
+        classes = known_classes(torch.from_numpy(few.train_labels), test_labels)
         identity = {
             "settings": asdict(settings),
             "start": "scratch" if from_scratch else weights_digest(inputs.encoder.state_dict()),
             "encoder": spec.to_dict(),
             "list_sha256": subset.sha256,
-            "data": dataset.fingerprint(),
+            "data": few.train.fingerprint(),
             "classes": classes.tolist(),
         }
         saved = EvalState(session.run, f"finetune-{subset.tag}", identity)
         model = build_classifier(inputs.encoder, spec, len(classes), from_scratch=from_scratch, seed=seed)
         task = FinetuneTask(
-            model, dataset, classes, settings, spec.image_size, workers=session.workers, device=session.device,
+            model, few.train, classes, settings, spec.image_size, workers=session.workers, device=session.device,
             nonfinite=saved.folder.with_name(f"{saved.folder.name}-nonfinite.json"),
         )  # fmt: skip
     check_equal_across_ranks(lambda: subset.sha256, f"images in {labels}")
     with saved:
-        list_file = session.on_rank_zero(lambda: _write_list(session.run, subset, seed, saved.folder))
+        list_file = on_rank_zero(lambda: _write_list(session.run, subset, seed, saved.folder))
         weights = "new weights" if from_scratch else f"the weights of {session.run}"
-        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {count(settings.epochs, 'epoch')}"
+        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {count(epochs, 'epoch')}"
         fit_task(
             task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
             quiet=session.quiet, start_message=f"{opening}, on {session.device}",
         )  # fmt: skip
-        score, unreadable = evaluate_classifier(task.model, classes, session, inputs)
-        skipped = [*task.loader.skipped, *unreadable]
-        protocol = _protocol(inputs, subset, task, score, len(skipped), from_scratch=from_scratch, base_lr=base_lr)
-        few = replace(inputs, train=dataset, train_labels=inputs.train_labels[subset.index])
-        record = record_accuracy(
-            session, few, "finetune-scratch" if from_scratch else "finetune", replace(score, protocol=protocol),
-            data=data, test=test, unreadable=unreadable, baselines=baselines,
-            measure=lambda: measure_few_label_baselines(session, few, seed=seed),
-            settings=asdict(settings), labels=str(labels), list=list_file.name, list_sha256=subset.sha256,
-            model_sha256=weights_digest(task.model.state_dict()), skipped=[asdict(skip) for skip in skipped],
+        score = evaluate_classifier(task.model, classes, session, inputs)
+        skipped = [*task.loader.skipped, *score.skipped]
+        protocol = _protocol(inputs, subset, task, score, len(skipped), from_scratch=from_scratch)
+        # The baselines are linear classifiers of cached features, trained on the same labeled images.
+        can_choose = int(np.bincount(few.train_labels).max()) > 1
+        cached = {"learning_rates": LEARNING_RATES if can_choose else (LR_WITHOUT_GRID,), "seed": seed}
+        kind = "finetune-scratch" if from_scratch else "finetune"
+        return record_accuracy(
+            FinetuneResult, session, few, kind, replace(score, protocol=protocol),
+            classifier_of(linear_cached, session, few, **cached), {"kind": "linear", **cached}, baselines=baselines,
+            note="linear classifier", settings=asdict(settings), labels=str(labels),
+            list=list_file.name, list_sha256=subset.sha256, model_sha256=weights_digest(task.model.state_dict()),
+            skipped=[asdict(skip) for skip in skipped],
         )  # fmt: skip
-    return FinetuneResult.from_record(record)
 
 
 def shared_batch_size(given: int, images: int) -> int:
     """Return the batch size: `given`, or with fewer images the most that the ranks can share equally."""
     world_size = rank_and_size()[1]
     if images >= given:
+        check_batch_size(given, world_size)
         return given
     if images < world_size:
         raise UserError(f"{images} labeled images are too few for {world_size} ranks; give --devices 1")
     return images - images % world_size
 
 
-def evaluate_classifier(
-    model: Classifier, classes: Tensor, session: Session, inputs: EvalInputs
-) -> tuple[Score, list[Skip]]:
-    """Test a classifier of the `classes` (C,) on the center crops of the test images; also return the unreadable ones.
-
-    The score has no protocol yet.
-    """
-    tested = extract_features(
-        model, inputs.test, image_size=inputs.spec.image_size, workers=session.workers, device=session.device,
-        labels=inputs.test_labels, description="test", stop=session.stop, quiet=session.quiet,
-    )  # fmt: skip
+def evaluate_classifier(model: Classifier, classes: Tensor, session: Session, inputs: EvalInputs) -> Score:
+    """Test a classifier of the `classes` (C,) on the center crops of the test images; the score has no protocol yet."""
+    tested = replace(session, cache=False).features(
+        model, inputs.test, image_size=inputs.spec.image_size, labels=inputs.test_labels, description="test"
+    )
     logits, truth, unlabeled = labeled(tested.features, tested.labels, "test")
     ranks = true_ranks(logits, torch.searchsorted(classes, truth))
-    accuracies = top_accuracies(ranks, len(classes))
-    return Score(*accuracies, "", classes[logits.argmax(dim=1)], truth, unlabeled), tested.skipped
+    accuracies, predictions = top_accuracies(ranks, len(classes)), classes[logits.argmax(dim=1)]
+    return Score(*accuracies, "", predictions, truth, unlabeled, skipped=tested.skipped)
 
 
 def _write_list(run: Path, subset: LabeledSubset, seed: int, work: Path) -> Path:
@@ -257,10 +249,14 @@ def _write_list(run: Path, subset: LabeledSubset, seed: int, work: Path) -> Path
 
 def _protocol(
     inputs: EvalInputs, subset: LabeledSubset, task: FinetuneTask, score: Score, unreadable: int, *,
-    from_scratch: bool, base_lr: dict[str, float],
+    from_scratch: bool,
 ) -> str:  # fmt: skip
     """Describe the whole measurement in one sentence."""
     s = task.settings
+    lr, head_lr = (
+        f"{rate:g} for the {part} ({rate * 256 / s.batch_size:g} × batch/256)"
+        for rate, part in ((s.lr, "encoder"), (s.head_lr, "head"))
+    )
     start = "from scratch (new weights)" if from_scratch else "from the pre-trained encoder"
     sets = describe_sets(
         len(subset.index), len(score.truth), len(task.classes), left_out=score.unlabeled, data=inputs.description
@@ -269,9 +265,7 @@ def _protocol(
         f"fine-tuning {start}: whole network and a linear head on {subset.description}, list sha256 "
         f"{subset.sha256[:16]}…, random resized crop and flip at {inputs.spec.image_size} px, SGD (Nesterov momentum "
         f"{s.momentum:g}, weight decay {s.weight_decay:g}), {count(s.epochs, 'epoch')} of "
-        f"{count(task.steps_per_epoch, 'step')}, batch "
-        f"{s.batch_size}, learning rate {s.lr:g} for the encoder ({base_lr['encoder']:g} × batch/256) and "
-        f"{s.head_lr:g} for the head ({base_lr['head']:g} × batch/256), cosine to 0, seed {s.seed}; "
-        f"tested on center crops after the last epoch; {sets}"
+        f"{count(task.steps_per_epoch, 'step')}, batch {s.batch_size}, learning rate {lr} and {head_lr}, cosine to 0, "
+        f"seed {s.seed}; tested on center crops after the last epoch; {sets}"
         + (f"; {count(unreadable, 'image')} could not be read" if unreadable else "")
     )

@@ -1,30 +1,32 @@
-"""Weighted k-nearest-neighbor classification of frozen features (Wu et al., 2018)."""
+"""Nearest-neighbor classification of frozen features: weighted kNN (Wu et al., 2018), and with a few labels per class.
+
+A few labels per class suit datasets in which every class is a set of near-duplicates, such as views of one object: with
+all labels, every encoder finds another view of the same object.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from snclr.data.datasets.base import Labels
+from snclr.data.sampler import Ids, epoch_order
 from snclr.distributed.collectives import all_gather_rows, rank_and_size
 from snclr.errors import count
-from snclr.evaluation.baselines import measure_baselines, record_accuracy
-from snclr.evaluation.features import Features
-from snclr.evaluation.results import KnnResult
-from snclr.evaluation.scoring import (
-    Score,
-    check_classes,
-    describe_sets,
-    labeled,
-    top_accuracies,
-    true_ranks,
-)
+from snclr.evaluation.baselines import classifier_of, record_accuracy
+from snclr.evaluation.results import FewShotResult, KnnResult
+from snclr.evaluation.scoring import Score, check_classes, describe_sets, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import Session, open_inputs
 from snclr.evaluation.state import EvalState, requested_stop
+from snclr.evaluation.subsets import sort_by_class
 from snclr.methods.common import kernels
 from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag, StopRequested
@@ -42,22 +44,37 @@ def evaluate_knn(
     """Evaluate a run by kNN, compare it with baselines and record the result."""
     inputs = open_inputs(session, data, test, seed=seed)
     train, queries = inputs.features(session)
-    used_k, k_warnings = _choose_k(k, train.labels, inputs.train.classes)
-    settings = {"k": used_k, "temperature": temperature}
-
-    def classify(train: Features, queries: Features, state: EvalState) -> Score:
-        return knn(
-            train.features, train.labels, queries.features, queries.labels, k=k, temperature=temperature,
-            device=session.device, data=inputs.description, state=state, stop=session.stop, quiet=session.quiet,
-        )  # fmt: skip
-
+    settings: dict[str, Any] = {"k": k, "temperature": temperature}
+    classify = classifier_of(knn, session, inputs, **settings)
     with session.state("knn", {**inputs.identity, **settings}) as state:
-        record = record_accuracy(
-            session, inputs, "knn", classify(train, queries, state), data=data, test=test, unreadable=queries.skipped,
-            measure=lambda: measure_baselines(session, inputs, "knn", settings, classify), baselines=baselines,
-            warnings=k_warnings, k=used_k, skipped=len(train.skipped) + len(queries.skipped),
+        return record_accuracy(
+            KnnResult, session, inputs, "knn", classify(train, queries, state), classify, settings, baselines=baselines,
+            warnings=_check_k(k, train.labels, inputs.train.classes),
+            settings={"data": data, "test": test, "seed": seed, **settings},
         )  # fmt: skip
-    return KnnResult.from_record(record)
+
+
+def evaluate_few_shot(
+    session: Session, *, data: str | None, test: str | None, labels_per_class: int, draws: int, seed: int,
+    baselines: bool | None = None,
+) -> FewShotResult:  # fmt: skip
+    """Evaluate a run with a few labels per class, compare it with baselines and record the result."""
+    inputs = open_inputs(session, data, test, seed=seed)
+    settings = {"labels_per_class": labels_per_class, "draws": draws, "seed": seed}
+
+    def unsaved(*sets: Tensor, state: EvalState | None, quiet: bool, **options: Any) -> Score:
+        return few_shot(*sets, **options)  # seconds per draw: no state to save, no progress
+
+    classify = classifier_of(unsaved, session, inputs, **settings)
+    train, queries = inputs.features(session)
+    assert train.labels is not None
+    smallest = int(torch.unique(train.labels[train.labels >= 0], return_counts=True)[1].min())
+    few = f"{labels_per_class} labels per class are more than the {count(smallest, 'image')} of the smallest class"
+    return record_accuracy(
+        FewShotResult, session, inputs, f"{labels_per_class}-shot", classify(train, queries, None), classify,
+        settings, baselines=baselines, labels_per_class=labels_per_class, draws=draws,
+        warnings=[few + ": all of them are used"] if labels_per_class > smallest else [],
+    )  # fmt: skip
 
 
 def auto_k(class_sizes: Tensor) -> int:
@@ -72,20 +89,18 @@ def auto_k(class_sizes: Tensor) -> int:
     return min(max(int(class_sizes.min()), lowest), highest, int(class_sizes.sum()))
 
 
-def _choose_k(k: int | Literal["auto"], labels: Tensor | None, names: list[str] | None) -> tuple[int, list[str]]:
-    """Return the number of neighbors that vote, with warnings if a given k is too large for the training images."""
+def _check_k(k: int | Literal["auto"], labels: Tensor | None, names: list[str] | None) -> list[str]:
+    """Return a warning if a given number of neighbors is too large for the training images."""
     assert labels is not None
     classes, sizes = torch.unique(labels[labels >= 0], return_counts=True)
-    if k == "auto":
-        return auto_k(sizes), []
     images, smallest = int(sizes.sum()), int(sizes.argmin())
+    if k == "auto" or k <= int(sizes[smallest]):
+        return []
     if k > images:
-        return images, [f"k = {k} is more than the {count(images, 'training image')}: k = {images} was used"]
-    if k <= int(sizes[smallest]):
-        return k, []
+        return [f"k = {k} is more than the {count(images, 'training image')}: k = {images} was used"]
     name = names[int(classes[smallest])] if names else classes[smallest].item()
     of_class = count(int(sizes[smallest]), "training image")
-    return k, [f"k = {k} exceeds the {of_class} of class {name}; give a smaller --k, or --k auto"]
+    return [f"k = {k} exceeds the {of_class} of class {name}; give a smaller --k, or --k auto"]
 
 
 @torch.no_grad()
@@ -126,7 +141,7 @@ def knn(
     protocol += describe_sets(len(keys.labels), len(queries.labels), len(classes), left_out=unlabeled, data=data)
     if unknown := int((~known).sum()):
         protocol += f"; {count(unknown, 'test image')} of a class without training images counted as wrong"
-    return Score(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, unlabeled)
+    return Score(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, unlabeled, {"k": used_k})
 
 
 def _vote_in_blocks(
@@ -168,3 +183,51 @@ def _vote(cosine: Tensor, classes: Tensor, truth: Tensor, temperature: float) ->
     width = int(torch.maximum(classes.max(), truth.max())) + 1
     votes = torch.zeros(len(weight), width, dtype=torch.float64).scatter_add_(1, classes, weight)
     return torch.stack([true_ranks(votes, truth), votes.argmax(dim=1)], dim=1)  # argmax: the first of equals
+
+
+def few_shot(
+    train: Tensor, train_labels: Tensor | None, test: Tensor, test_labels: Tensor | None, *, labels_per_class: int = 1,
+    draws: int = 20, seed: int = 0, device: torch.device | str | None = None, data: str | None = None,
+    stop: StopFlag | None = None,
+) -> Score:  # fmt: skip
+    """Classify test features (n, d) by the nearest (cosine) of `labels_per_class` training features of each class.
+
+    The labeled images are drawn `draws` times from the training features (m, d), as a function of `seed`; all test
+    images are classified in every draw. `top1` is the mean over draws, `predictions` are those of the first; `context`
+    has the accuracy of each draw and the standard error over draws (of one draw, the binomial one).
+
+    >>> train, labels = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1])
+    >>> few_shot(train, labels, torch.tensor([[2.0, 0.0], [0.1, 1.0]]), torch.tensor([0, 1]), draws=3).facts["by_draw"]
+    [1.0, 1.0, 1.0]
+    """
+    pool, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
+    classes = pool.labels.cpu().numpy()
+    scores = []
+    for draw in range(draws):
+        chosen = torch.from_numpy(draw_labels(classes, labels_per_class, seed=seed, draw=draw)).to(pool.labels.device)
+        few = pool.features[chosen], pool.labels[chosen]
+        scores.append(knn(*few, queries.features, queries.labels, k=1, device=device, stop=stop))
+    by_draw = [score.top1 for score in scores]
+    smallest = int(np.unique(classes, return_counts=True)[1].min())
+    fewer = f" (the smallest class has {smallest})" if smallest < labels_per_class else ""
+    unlabeled, first = pool.left_out + queries.left_out, scores[0]
+    protocol = (
+        f"few-shot: cosine, nearest neighbor, labels per class {labels_per_class}{fewer}, mean over "
+        f"{count(draws, 'draw')} (seed {seed}); "
+        + describe_sets(len(classes), len(queries.labels), len(np.unique(classes)), left_out=unlabeled, data=data)
+    )
+    facts: dict[str, Any] = {"by_draw": by_draw}
+    if draws > 1:
+        facts["standard_error"] = statistics.stdev(by_draw) / math.sqrt(draws)
+    return Score(statistics.fmean(by_draw), None, protocol, first.predictions, first.truth, unlabeled, facts)
+
+
+def draw_labels(labels: Labels, per_class: int, *, seed: int, draw: int) -> Ids:
+    """Return the sorted indices of `per_class` random images of each class; all images of a smaller class.
+
+    >>> labels = np.array([0, 0, 0, 1, 1, 2])
+    >>> labels[draw_labels(labels, 2, seed=0, draw=0)].tolist()
+    [0, 0, 1, 1, 2]
+    """
+    by_class, turn = sort_by_class(labels, epoch_order(len(labels), seed, epoch=draw))
+    return np.sort(by_class[turn < per_class])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -12,34 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snclr.data.datasets.base import ImageDataset
-from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
 from snclr.data.splits import hold_out
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError, count
-from snclr.evaluation.baselines import measure_baselines, record_accuracy
-from snclr.evaluation.batches import BatchPlan
-from snclr.evaluation.feature_store import FeatureStore
-from snclr.evaluation.features import Features, eval_mode, extract_features, feature_width
-from snclr.evaluation.linear_task import (
-    AugmentedTask,
-    CachedTask,
-    LinearHeads,
-    NormalizedHead,
-    StandardizedFeatures,
-)
+from snclr.evaluation.baselines import classifier_of, record_accuracy
+from snclr.evaluation.features import BatchPlan
+from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, NormalizedHead, StandardizedFeatures
 from snclr.evaluation.results import LinearResult
-from snclr.evaluation.scoring import (
-    Labeled,
-    Score,
-    describe_sets,
-    known_classes,
-    labeled,
-    match_labels,
-    top_accuracies,
-    true_ranks,
-)
+from snclr.evaluation.scoring import Labeled, Score, describe_sets, known_classes, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
 from snclr.runtime.stop import StopFlag
@@ -47,7 +27,8 @@ from snclr.train.optim import scaled_lr
 
 LEARNING_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The grid of `linear_cached`."""
-_LR_WITHOUT_GRID = 0.1
+LR_WITHOUT_GRID = 0.1
+"""Learning rate if no class has two labeled images to choose one by."""
 HELD_OUT = 0.1
 MAE_BATCH, MAE_LR, MAE_WARMUP = 16_384, 0.1, 10.0
 """Batch, base learning rate and epochs of warm-up of MAE's protocol (He et al., 2022, Appendix A.1)."""
@@ -63,15 +44,13 @@ class LrTrial(NamedTuple):
     """Cross-entropy; decides between equal accuracies."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinearScore(Score):
     """The score of a linear classifier."""
 
     learning_rate: float
     trials: list[LrTrial] = field(default_factory=list)
     """The learning rates tried by `linear_cached`."""
-    skipped: list[Skip] = field(default_factory=list)
-    """Images `linear_probe` could not read, training images first."""
 
 
 def evaluate_linear(
@@ -85,120 +64,79 @@ def evaluate_linear(
     if protocol not in ("cached", "paper", "mae"):
         raise UserError(f"protocol must be one of cached, paper, mae, not {protocol!r}")
     inputs = open_inputs(session, data, test, seed=seed)
-    kind, size = f"linear-{protocol}", inputs.spec.image_size
-    given = {"epochs": epochs, "batch_size": batch_size}
+    kind, given = f"linear-{protocol}", {"epochs": epochs, "batch_size": batch_size, "seed": seed}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    options: dict[str, Any] = {
-        "data": inputs.description, "device": session.device, "stop": session.stop, "seed": seed, "quiet": session.quiet
-    }  # fmt: skip
     # A baseline of the paper's protocol would train as long as the run's classifier: cached features are enough.
-    cached: dict[str, Any] = {"learning_rates": LEARNING_RATES}
+    cached: dict[str, Any] = {"learning_rates": LEARNING_RATES, "seed": seed}
     if protocol == "cached":
         cached = {"learning_rates": LEARNING_RATES if lr is None else (lr,), **settings}
-
-    def classify(train: Features, test: Features, state: EvalState) -> LinearScore:
-        return linear_cached(train.features, train.labels, test.features, test.labels, state=state, **cached, **options)
-
-    with session.state(kind, {**inputs.identity, **settings, "lr": lr, "seed": seed}) as state:
+    classify = classifier_of(linear_cached, session, inputs, **cached)
+    with session.state(kind, {**inputs.identity, **settings, "lr": lr}) as state:
         if protocol == "cached":
-            train_set, test_set = inputs.features(session)
-            score = classify(train_set, test_set, state)
-            skipped = [*train_set.skipped, *test_set.skipped]
+            score = classify(*inputs.features(session), state)
         else:
-            score = linear_probe(
-                inputs.encoder, inputs.train, inputs.test, protocol=protocol, image_size=size, base_lr=lr,
-                workers=session.workers, store=session.store(inputs.encoder, inputs.test, size), state=state,
-                precision=session.precision, **settings, **options,
-            )  # fmt: skip
-            skipped = score.skipped
-        measure = functools.partial(
-            measure_baselines, session, inputs, "linear", {**cached, "seed": seed}, classify,
-            note=None if protocol == "cached" else "cached features",
+            score = linear_probe(session, inputs, protocol=protocol, base_lr=lr, state=state, **settings)
+        return record_accuracy(
+            LinearResult, session, inputs, kind, score, classify, {"kind": "linear", **cached}, baselines=baselines,
+            note=None if protocol == "cached" else "cached features", learning_rate=score.learning_rate,
         )  # fmt: skip
-        record = record_accuracy(
-            session, inputs, kind, score, data=data, test=test, unreadable=skipped, measure=measure,
-            baselines=baselines, learning_rate=score.learning_rate, skipped=len(skipped),
-        )  # fmt: skip
-    return LinearResult.from_record(record)
-
-
-def measure_few_label_baselines(session: Session, inputs: EvalInputs, *, seed: int) -> dict[str, dict[str, Any]]:
-    """Return the baselines of a fine-tuning: linear classifiers of cached features, trained on the same labeled images.
-
-    If no class has two labeled images to choose a learning rate by, it is 0.1.
-    """
-
-    def classify(train: Features, test: Features, state: EvalState) -> LinearScore:
-        labels = labeled(train.features, train.labels, "training").labels
-        can_choose = bool((torch.bincount(labels) > 1).any())
-        return linear_cached(
-            train.features, train.labels, test.features, test.labels, seed=seed, data=inputs.description,
-            learning_rates=LEARNING_RATES if can_choose else (_LR_WITHOUT_GRID,), device=session.device, state=state,
-            stop=session.stop, quiet=session.quiet,
-        )  # fmt: skip
-
-    settings = {"learning_rates": LEARNING_RATES, "seed": seed}
-    return measure_baselines(session, inputs, "linear", settings, classify, note="linear classifier")
 
 
 def linear_probe(
-    encoder: nn.Module, train: ImageDataset, test: ImageDataset, *, image_size: int,
-    protocol: Literal["paper", "mae"] = "paper", base_lr: float | None = None,
-    epochs: int = 90, batch_size: int | None = None, chunk: int = 128, seed: int = 0, workers: int = 0,
-    device: torch.device | str = "cpu", data: str | None = None, state: EvalState | None = None,
-    stop: StopFlag | None = None, store: FeatureStore | None = None, quiet: bool = False, precision: str = "32",
+    session: Session, inputs: EvalInputs, *, protocol: Literal["paper", "mae"] = "paper", base_lr: float | None = None,
+    epochs: int = 90, batch_size: int | None = None, chunk: int = 128, seed: int = 0, state: EvalState | None = None,
 ) -> LinearScore:  # fmt: skip
     """Run the paper's linear evaluation: one linear layer on the frozen encoder, trained on random crops and flips.
 
     SGD, momentum 0.9, no weight decay, batch 4096, learning rate base_lr × batch / 256 (default: `paper_lr`), cosine to
     0. The protocol "mae" has a batch norm without parameters before the layer, LARS, a warm-up and other defaults. The
     batch is at most the size of the dataset; `chunk` images are encoded at once. The ranks share the encoding of each
-    batch, and each trains the same classifier on all of it. `stop` raises StopRequested; a call with the same `state`
-    continues. `store` caches the features of the test images.
+    batch, and each trains the same classifier on all of it. A stop raises StopRequested; a call with the same `state`
+    continues. The features of the test images are cached.
     """
+    encoder, size, device, stop = inputs.encoder, inputs.spec.image_size, session.device, session.stop
     mae, why = protocol == "mae", ", given"
     if base_lr is None:
         base_lr, architecture = (MAE_LR, "all encoders") if mae else paper_lr(encoder)
         why = f", {'MAE' if mae else 'the paper'}'s for {architecture}"
-    batch_size = (MAE_BATCH if mae else 4096) if batch_size is None else batch_size
-    train_labels, test_labels = match_labels(train, test)
-    ids = np.flatnonzero(train_labels >= 0)
-    classes = known_classes(torch.from_numpy(train_labels[ids]), torch.from_numpy(test_labels[test_labels >= 0]))
-    y = torch.searchsorted(classes, torch.from_numpy(train_labels))  # valid for labeled images only
-    batch = min(batch_size, len(ids))
-    lr = scaled_lr(base_lr, batch)
+    labels, test_labels = (torch.from_numpy(part) for part in (inputs.train_labels, inputs.test_labels))
+    ids = np.flatnonzero(inputs.train_labels >= 0)
+    classes = known_classes(labels[ids], test_labels[test_labels >= 0])
+    y = torch.searchsorted(classes, labels)  # valid for labeled images only
+    batch = min(batch_size or (MAE_BATCH if mae else 4096), len(ids))
     rank, world_size = rank_and_size()
     plan = BatchPlan(
         ids, batch=batch, chunk=min(chunk, batch), epochs=epochs, seed=seed, rank=rank, world_size=world_size
     )
-    width, warmup = feature_width(encoder, image_size, device), min(MAE_WARMUP, epochs / 10) if mae else 0.0
-    head: LinearHeads | NormalizedHead = LinearHeads(width, len(classes), [lr], device=device)
+    lr, warmup, shape = scaled_lr(base_lr, batch), 0.0, (inputs.spec.num_features, len(classes))
+    head: LinearHeads | NormalizedHead = LinearHeads(*shape, [lr], device=device)
+    training = _sgd(epochs, batch)
     if mae:
-        head = NormalizedHead(width, len(classes), lr, seed=seed, device=device)
+        head, warmup = NormalizedHead(*shape, lr, seed=seed, device=device), min(MAE_WARMUP, epochs / 10)
+        training = (
+            f"batch norm without parameters before the classifier, {_sgd(epochs, batch, 'LARS')} after {warmup:g} "
+            "epochs of warm-up"
+        )
     task = AugmentedTask(
-        head, plan, y, encoder, train, warmup_epochs=warmup, image_size=image_size, workers=workers, device=device,
-        stop=stop, precision=precision,
+        head, plan, y, encoder, inputs.train, warmup_epochs=warmup, image_size=size, workers=session.workers,
+        device=device, stop=stop, precision=session.precision,
     )  # fmt: skip
-    with eval_mode(encoder):
-        fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=quiet)
-    if not task.seen:
-        raise UserError(f"none of the labeled images of {train.name} could be read")
-    tested = extract_features(
-        encoder, test, image_size=image_size, batch_size=chunk, workers=workers, device=device, labels=test_labels,
-        description="linear probe, test", store=store, stop=stop, quiet=quiet, precision=precision,
-    )  # fmt: skip
-    queries = labeled(tested.features, tested.labels, "test")
-    ranks, predictions = _classify(head, queries, classes)
-    left_out = len(train) - len(ids) + queries.left_out
-    training = _lars(epochs, batch, warmup) if mae else _sgd(epochs, batch)
-    text = (
-        f"linear probe, frozen encoder: random resized crop and flip at {image_size} px, {training}, "
-        f"learning rate {lr:g} ({base_lr:g} × batch/256{why}), seed {seed}; tested on center crops; "
-        + describe_sets(len(ids), len(queries.labels), len(classes), left_out=left_out, data=data)
+    fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=session.quiet)
+    if len(task.skipped) == len(ids):
+        raise UserError(f"none of the labeled images of {inputs.train.name} could be read")
+    title = "linear probe, test"
+    tested = session.features(
+        encoder, inputs.test, image_size=size, batch_size=chunk, labels=inputs.test_labels, description=title
     )
-    unreadable = [task.skipped[index] for index in sorted(task.skipped)] + tested.skipped
-    truth = queries.labels.cpu()
-    return LinearScore(*top_accuracies(ranks, len(classes)), text, predictions, truth, left_out, lr, skipped=unreadable)
+    queries = labeled(tested.features, tested.labels, "test")
+    text = (
+        f"linear probe, frozen encoder: random resized crop and flip at {size} px, {training}, learning rate {lr:g} "
+        f"({base_lr:g} × batch/256{why}), seed {seed}; tested on center crops"
+    )
+    return _test(
+        head, queries, classes, text, len(ids), len(labels) - len(ids), inputs.description, learning_rate=lr,
+        skipped=[task.skipped[index] for index in sorted(task.skipped)] + tested.skipped,
+    )  # fmt: skip
 
 
 def paper_lr(encoder: nn.Module) -> tuple[float, str]:
@@ -257,16 +195,13 @@ def linear_cached(
         trials = _score_heads(fit(rows, rates, "grid"), rates, features, held_out)
         lr = max(trials, key=lambda trial: (trial.top1, -trial.loss)).learning_rate
     head = fit(np.arange(len(known.labels)), [lr], "final")
-    ranks, predictions = _classify(head, queries._replace(features=features.standardize(queries.features)), classes)
-    unlabeled = known.left_out + queries.left_out
-    sets = describe_sets(len(known.labels), len(queries.labels), len(classes), left_out=unlabeled, data=data)
-    protocol = (
+    text = (
         "linear classifier on cached features of center crops, standardized by the training set's mean and deviation: "
         f"no augmentation, {_sgd(epochs, min(batch_size, len(known.labels)))}, "
-        f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}; {sets}"
+        f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}"
     )
-    truth = queries.labels.cpu()
-    return LinearScore(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, unlabeled, lr, trials)
+    queries = queries._replace(features=features.standardize(queries.features))
+    return _test(head, queries, classes, text, len(known.labels), known.left_out, data, learning_rate=lr, trials=trials)
 
 
 def _score_heads(
@@ -283,29 +218,29 @@ def _score_heads(
     return [LrTrial(*values) for values in zip(*columns, strict=True)]
 
 
-def _classify(head: LinearHeads | NormalizedHead, queries: Labeled, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rank of the true class (n,) and the predicted class (n,) of a single head, on the CPU."""
-    ranks, predictions = [], []
-    device = head.weight.device
+def _test(
+    head: LinearHeads | NormalizedHead, queries: Labeled, classes: Tensor, training: str, images: int, unlabeled: int,
+    data: str | None, **fields: Any,
+) -> LinearScore:  # fmt: skip
+    """Test a single head; `training` describes how it was trained, on `images`, of which `unlabeled` were left out."""
+    ranks, predictions, device = [], [], head.weight.device
     classes = classes.to(device)
     for start in range(0, len(queries.labels), _BLOCK):
         x, y = (part[start : start + _BLOCK].to(device) for part in queries[:2])
         (scores,) = head.logits(x)
         ranks.append(true_ranks(scores, torch.searchsorted(classes, y)).cpu())
         predictions.append(classes[scores.argmax(dim=1)].cpu())
-    return torch.cat(ranks), torch.cat(predictions)
+    unlabeled += queries.left_out
+    sets = describe_sets(images, len(queries.labels), len(classes), left_out=unlabeled, data=data)
+    return LinearScore(
+        *top_accuracies(torch.cat(ranks), len(classes)), f"{training}; {sets}", torch.cat(predictions),
+        queries.labels.cpu(), unlabeled, **fields,
+    )  # fmt: skip
 
 
 def _sgd(epochs: int, batch: int, name: str = "SGD") -> str:
     momentum = LinearHeads.momentum
     return f"{name} (momentum {momentum}, weight decay 0), {count(epochs, 'epoch')}, batch {batch}, cosine to 0"
-
-
-def _lars(epochs: int, batch: int, warmup: float) -> str:
-    return (
-        f"batch norm without parameters before the classifier, {_sgd(epochs, batch, 'LARS')} after {warmup:g} epochs of"
-        " warm-up"
-    )
 
 
 def _chosen(trials: list[LrTrial], lr: float) -> str:

@@ -18,8 +18,7 @@ from snclr.checkpoint.format import Checkpoint
 from snclr.data.datasets.base import ImageDataset
 from snclr.data.loader import Skip
 from snclr.data.sampler import Ids
-from snclr.evaluation.batches import BatchPlan
-from snclr.evaluation.features import encode_batches
+from snclr.evaluation.features import BatchPlan, encode_batches
 from snclr.evaluation.scoring import labeled
 from snclr.runtime.device import limit_threads, to_device
 from snclr.train.optim import LARS
@@ -123,11 +122,10 @@ class NormalizedHead:
     def state(self) -> dict[str, Tensor]:
         """Return weights, momentum and statistics by name; the tensors are not copied."""
         speed, bias_speed = (self.optimizer.state[parameter]["mu"] for parameter in (self.weight, self.bias))
-        statistics = {"mean": self.norm.running_mean, "variance": self.norm.running_var}
-        found = {name: tensor for name, tensor in statistics.items() if tensor is not None}
+        mean, variance, _ = self.norm.buffers()
         return {
             "weight": self.weight.detach(), "bias": self.bias.detach(), "speed": speed, "bias_speed": bias_speed,
-            **found,
+            "mean": mean, "variance": variance,
         }  # fmt: skip
 
     @torch.no_grad()
@@ -186,7 +184,6 @@ class AugmentedTask(LinearTask):
     ) -> None:  # fmt: skip
         super().__init__(heads, plan, warmup_epochs=warmup_epochs)
         self.y, self.encoder, self.dataset, self.options = y, encoder, dataset, options
-        self.seen = 0
         self.skipped: dict[int, Skip] = {}
 
     def batches(self, start: int) -> Iterator[FeatureBatch]:
@@ -195,7 +192,6 @@ class AugmentedTask(LinearTask):
             self.encoder, self.dataset, self.plan, start=start, progress=self.progress, **self.options
         )
         for step, batch in enumerate(encoded, start=start):
-            self.seen += len(batch.ids)
             self.skipped.update({skip.index: skip for skip in batch.skipped})
             x, y = batch.features, self.y[batch.ids]
             if len(y):
@@ -203,13 +199,12 @@ class AugmentedTask(LinearTask):
             yield FeatureBatch(step, x, y)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the heads, the number of encoded images and the unreadable ones."""
-        return self.heads.state(), {"seen": self.seen, "skipped": [asdict(skip) for skip in self.skipped.values()]}
+        """Return the heads and the unreadable images."""
+        return self.heads.state(), {"skipped": [asdict(skip) for skip in self.skipped.values()]}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""
         super().load_state(checkpoint)
-        self.seen = checkpoint.info["seen"]
         self.skipped = {entry["index"]: Skip(**entry) for entry in checkpoint.info["skipped"]}
 
 

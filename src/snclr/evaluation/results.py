@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
     from snclr.data.loader import Skip
 
+TITLES = {
+    "knn": "kNN",
+    "linear-cached": "linear probe",
+    "linear-paper": "linear probe (paper)",
+    "linear-mae": "linear probe (MAE's)",
+    "finetune": "fine-tuning",
+    "finetune-scratch": "training from scratch",
+}
+"""The kinds of accuracies, as shown; a few-shot result has its kind as title."""
 FORMATS = (".npy", ".npz", ".parquet")
 """Suffixes of the files that `embed` writes."""
 MAX_NEIGHBORS = 100
@@ -60,6 +69,8 @@ class AccuracyResult:
     """Accuracies of the untrained encoder and of raw pixels; empty if they were not computed."""
     warnings: list[str]
     protocol: str
+    data: str
+    """The training and the test images."""
     unlabeled: int
     """Training and test images without a label, which were left out."""
     skipped: int | Sequence[dict[str, Any]]
@@ -86,6 +97,8 @@ class KnnResult(AccuracyResult):
 
     k: int
     """Neighbors that voted."""
+    settings: dict[str, Any]
+    """What was given: data and test (None: those of the run), seed, k and temperature."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,11 @@ from torch import Tensor
 from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.datasets.folder import nested_classes
 from snclr.data.labels import renumber_labels
+from snclr.data.loader import Skip
 from snclr.errors import UserError, count, first_names
 
 _HOW_TO_LABEL = (
-    "put the images of each class in a sub-folder of its own (one class alone is not enough), or give a list file with "
+    "put the images of each class in its own subfolder (one class alone is not enough), or give a list file with "
     "a label after each path (separated by a tab)"
 )
 
@@ -34,6 +36,10 @@ class Score:
     """(n,) its class."""
     unlabeled: int
     """Training and test images without a label, which were left out."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Further values to record, as part of `context`."""
+    skipped: Sequence[Skip] = ()
+    """Images that could not be read, training images first; `classifier_of` adds them to scores of features."""
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -56,6 +62,7 @@ class Score:
             "classes": len(sizes),
             "chance": int(sizes.max()) / n,
             "unlabeled": self.unlabeled,
+            **self.facts,
         }
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,22 +17,19 @@ from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir, open_run
 from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.open_on_ranks import open_on_all_ranks
-from snclr.data.splits import open_splits
+from snclr.data.splits import holds_out_test, open_splits
 from snclr.distributed.collectives import (
-    broadcast_object,
     check_equal_across_ranks,
     is_distributed,
     long_barrier,
     name_missing_ranks,
-    raise_on_all_ranks,
     rank_and_size,
 )
 from snclr.errors import OtherRankError, UserError, snclr_command
-from snclr.evaluation.feature_store import FeatureStore
 from snclr.evaluation.features import Features, extract_features
 from snclr.evaluation.results import append_result
 from snclr.evaluation.scoring import match_labels
-from snclr.evaluation.state import EVALUATION, EvalState, raise_if_stop_requested
+from snclr.evaluation.state import EvalState, FeatureStore, ValueT, on_rank_zero, raise_if_stop_requested
 from snclr.io.atomic import explain_unwritable
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec
@@ -41,8 +38,6 @@ from snclr.runtime.progress import set_status
 from snclr.runtime.settings import check_devices
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.config import read_config
-
-ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True)
@@ -67,39 +62,26 @@ class Session:
         raise_if_stop_requested(self.stop)
         return open_on_all_ranks(opening)
 
-    def on_rank_zero(self, function: Callable[[], ValueT]) -> ValueT:
-        """Call a function on rank 0 only; return its result, or raise its error, on every rank."""
-        result: Any = None
-        with raise_on_all_ranks():
-            if self.is_rank_zero:
-                result = function()
-        return broadcast_object(result)
-
     def features(
         self, encoder: nn.Module, dataset: ImageDataset, *, image_size: int, role: str = "encoder",
         labels: Labels | None = None, description: str = "features", batch_size: int = 128,
     ) -> Features:  # fmt: skip
         """Extract the features of a dataset with a network of the run, or read them from the run's cache."""
         check_equal_across_ranks(dataset.fingerprint, f"images in {dataset.name}")
+        store = None
+        if self.cache:
+            weights = weights_digest(encoder.state_dict())
+            store = FeatureStore(self.run, role, weights, dataset, image_size, self.device, self.precision)
         return extract_features(
             encoder, dataset, image_size=image_size, batch_size=batch_size, workers=self.workers, device=self.device,
-            labels=labels, description=description, store=self.store(encoder, dataset, image_size, role),
-            stop=self.stop, quiet=self.quiet, precision=self.precision,
+            labels=labels, description=description, store=store, stop=self.stop, quiet=self.quiet,
+            precision=self.precision,
         )  # fmt: skip
-
-    def store(
-        self, encoder: nn.Module, dataset: ImageDataset, image_size: int, role: str = "encoder"
-    ) -> FeatureStore | None:
-        """Return the cache of a dataset's features by a network of the run; None if features are not cached."""
-        if not self.cache:
-            return None
-        weights = weights_digest(encoder.state_dict())
-        return FeatureStore(self.run, role, weights, dataset, image_size, self.device, self.precision)
 
     def state(self, name: str, identity: dict[str, Any]) -> EvalState:
         """Return the resumable state of a long evaluation."""
         other = {} if self.precision == "32" else {"precision": self.precision}
-        return EvalState(self.run / EVALUATION, name, {**identity, **other})
+        return EvalState(RunDir(self.run).evaluation, name, {**identity, **other})
 
     def record(self, kind: str, numbers: dict[str, Any], protocol: str, **facts: Any) -> dict[str, Any]:
         """Append a result to the run's results.jsonl on rank 0 and return the written record on every rank."""
@@ -110,7 +92,7 @@ class Session:
             with explain_unwritable(RunDir(self.run).results, f"the result was {kind} {numbers}"):
                 return append_result(self.run, kind, numbers, protocol, **facts)
 
-        return self.on_rank_zero(append)
+        return on_rank_zero(append)
 
 
 @contextlib.contextmanager
@@ -176,6 +158,8 @@ class EvalInputs:
     test_labels: Labels
     description: str
     """The datasets, for the protocol."""
+    held_out: bool
+    """Whether the test images are a held-out part of the data, as there are no separate ones."""
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -192,13 +176,11 @@ class EvalInputs:
         role: str = "encoder",
     ) -> tuple[Features, Features]:  # fmt: skip
         """Return the features of the training and the test images by the run's encoder or another network."""
-        encoder, size = encoder or self.encoder, image_size or self.spec.image_size
-
-        def part(dataset: ImageDataset, labels: Labels, name: str) -> Features:
-            title = f"{name} features"
-            return session.features(encoder, dataset, image_size=size, role=role, labels=labels, description=title)
-
-        return part(self.train, self.train_labels, "training"), part(self.test, self.test_labels, "test")
+        extract = functools.partial(
+            session.features, encoder or self.encoder, image_size=image_size or self.spec.image_size, role=role
+        )
+        train = extract(self.train, labels=self.train_labels, description="training features")
+        return train, extract(self.test, labels=self.test_labels, description="test features")
 
 
 def open_inputs(session: Session, data: str | None, test: str | None, *, seed: int) -> EvalInputs:
@@ -207,9 +189,10 @@ def open_inputs(session: Session, data: str | None, test: str | None, *, seed: i
     def opening() -> EvalInputs:
         set_status(f"loading {session.run}")
         encoder, spec = run_encoder(session.run)
-        train_part, test_part, description = open_splits(data or data_of(session.run), test, seed=seed)
+        source = data or data_of(session.run)
+        train_part, test_part, description = open_splits(source, test, seed=seed)
         labels = match_labels(train_part, test_part)
-        return EvalInputs(encoder, spec, train_part, test_part, *labels, description)
+        return EvalInputs(encoder, spec, train_part, test_part, *labels, description, holds_out_test(source, test))
 
     inputs = session.open(opening)
     check_equal_across_ranks(lambda: inputs.identity["weights_sha256"], f"weights in {session.run}")

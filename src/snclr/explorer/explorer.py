@@ -6,32 +6,23 @@ import contextlib
 import io
 import itertools
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from snclr.data.datasets.base import open_dataset
 from snclr.data.decode import RGBImage, decode_stream
 from snclr.data.splits import sample_ids
 from snclr.errors import UserError, count
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
 from snclr.explorer.jobs import Job, Jobs, Pending
-from snclr.explorer.opened_run import (
-    ImageSet,
-    Matrix,
-    Network,
-    OpenedRun,
-    open_images,
-    open_test,
-)
+from snclr.explorer.opened_run import ImageSet, Matrix, OpenedRun, open_sets
 
 GRAPH_K = 20
 """Neighbors per image in the graph that colors the map."""
@@ -43,6 +34,11 @@ sampled."""
 COMPARED = 20_000
 """Images whose neighbors Compare finds by the features of two runs, which exist for all images; the exact search takes
 time quadratic in this number."""
+TITLES = {
+    "encoder": "encoder features", "y1": "projections y1", "y2": "projections y2",
+    "target-encoder": "features of the target encoder",
+}  # fmt: skip
+"""Names of the networks' features in the progress."""
 _QUERY_SIDE = 1024
 
 
@@ -54,8 +50,7 @@ class ImageRef:
     index: int
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """An uploaded image, or a box of an image."""
 
     pixels: RGBImage
@@ -72,33 +67,26 @@ class Explorer:
         self, session: Session, other: str | Path | None = None, *, data: str | None = None, test: str | None = None,
         gallery: str | None = None, served: bool = True,
     ) -> None:  # fmt: skip
-        run = session.run
-        self.jobs = Jobs(yields=served)
-        self.run = OpenedRun("a", run, session)
-        self.other = None if other is None else OpenedRun("b", Path(other), session)
-        images, training, self.trained_on = open_images(run, data)
-        sets = [images, training, open_test(data, run, test)]
-        if gallery is not None:
-            extra = open_dataset(gallery, download=True)
-            sets.insert(2, ImageSet("extra", extra.name, extra))
-        self.sets: dict[str, ImageSet] = {each.name: each for each in sets if each is not None}
-        self._queries: OrderedDict[int, Query] = OrderedDict()
+        self.jobs = Jobs(low_priority=served)
+        self.run = OpenedRun("a", session.run, session)
+        self.runs = {"a": self.run} | ({} if other is None else {"b": OpenedRun("b", Path(other), session)})
+        """The opened runs by name."""
+        self.sets, self.trained_on = open_sets(session.run, data, test, gallery)
+        self._queries: dict[int, Query] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        # The largest take some hundred kilobytes each.
-        self._thumbnail = lru_cache(maxsize=500)(lambda ref, side: encode_image(self.load(ref, side), side))
+        # An image of at most `side` pixels, encoded again (no metadata of the file), and its media type. The largest
+        # take some hundred kilobytes each.
+        self.thumbnail = lru_cache(maxsize=500)(lambda ref, side: encode_image(self.load(ref, side), side))
 
     def opening(self) -> str:
         """Return what was opened, in one line."""
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
-        text = f"{self.run.path}{step}, {count(len(self.images.dataset), 'image')} of {self.images.dataset.name}"
+        parts = [f"{self.run.path}{step}, {count(len(self.images.dataset), 'image')} of {self.images.dataset.name}"]
+        parts += [f"compared with {run.path}" for name, run in self.runs.items() if name == "b"]
         titles = {"extra": "gallery", "test": "test images"}
-        others = [f"{titles[name]} {each.dataset.name}" for name, each in self.sets.items() if name in titles]
-        if self.other is not None:
-            others.insert(0, f"compared with {self.other.path}")
-        return ", ".join([text, *others])
-
-    # Images
+        parts += [f"{titles[name]} {each.dataset.name}" for name, each in self.sets.items() if name in titles]
+        return ", ".join(parts)
 
     @property
     def images(self) -> ImageSet:
@@ -107,22 +95,18 @@ class Explorer:
 
     def opened(self, name: str) -> OpenedRun:
         """Return a run by its name, a or b."""
-        found = {"a": self.run, "b": self.other}.get(name)
-        if found is None:
+        if name not in self.runs:
             raise UserError(f"there is no run {name!r}; open a second one with snclr explore RUN RUN2")
-        return found
+        return self.runs[name]
+
+    # Images
 
     def ref(self, set_name: str, index: str | int) -> ImageRef:
         """Check and return the reference of an image."""
-        try:
-            number = int(index)
-        except ValueError:
-            number = -1
-        if set_name == "queries":
-            if number in self._queries:
-                return ImageRef(set_name, number)
+        number = int(index) if str(index).isdecimal() else -1
+        if set_name == "queries" and number not in self._queries:
             raise UserError("this query is no longer kept; upload the image again")
-        if set_name not in self.sets or not 0 <= number < len(self.sets[set_name].dataset):
+        if set_name != "queries" and not (set_name in self.sets and 0 <= number < len(self.sets[set_name].dataset)):
             raise UserError(f"there is no image {index!r} in {set_name!r}")
         return ImageRef(set_name, number)
 
@@ -154,7 +138,7 @@ class Explorer:
             number = next(self._numbers)
             self._queries[number] = Query(np.array(image), title)
             while len(self._queries) > MAX_QUERIES:
-                self._queries.popitem(last=False)
+                del self._queries[min(self._queries)]
         return ImageRef("queries", number)
 
     def title(self, ref: ImageRef) -> str:
@@ -170,21 +154,15 @@ class Explorer:
         """Describe an explored image as JSON values, with further `values`."""
         return {**self.describe(ImageRef("images", int(index))), **values}
 
-    def thumbnail(self, ref: ImageRef, side: int) -> tuple[bytes, str]:
-        """Return an image of at most `side` pixels, encoded again (no metadata of the file), and its media type."""
-        return self._thumbnail(ref, side)
-
     # Features
 
-    def features(self, run: OpenedRun, network: Network, set_name: str = "images") -> Matrix:
+    def features(self, run: OpenedRun, network: str, set_name: str = "images") -> Matrix:
         """Return the features of an image set, or raise Pending."""
-        names = {"encoder": "encoder features", "y1": "projections y1", "y2": "projections y2"}
-        names["target-encoder"] = "features of the target encoder"
-        images = self.sets[set_name]
-        title = f"{names[network]} of {len(images.dataset):,} images" + (f" ({run.title})" if run.name == "b" else "")
+        images = self.sets[set_name].dataset
+        title = f"{TITLES[network]} of {len(images):,} images" + (f" ({run.title})" if run.name == "b" else "")
 
         def compute(job: Job) -> Matrix:
-            matrix = run.features(network, images.dataset, job.report)
+            matrix = run.features(network, images, job.report)
             _ = matrix.row_of  # built here, because the first click must not wait for it
             return matrix
 
@@ -202,37 +180,25 @@ class Explorer:
         """Return the ids of `count` images, or of all if there are fewer."""
         return torch.from_numpy(sample_ids(len(self.images.dataset), count))
 
-    def labels(self, ids: Tensor) -> Tensor | None:
-        """Return the class numbers (n,) of images of the explored set, -1 if unknown; None without labels."""
+    def labels(self, ids: Tensor) -> Tensor:
+        """Return the class numbers (n,) of images of the explored set, -1 if unknown."""
         labels = self.images.dataset.labels
-        return None if self.images.classes is None or labels is None else torch.from_numpy(labels)[ids]
+        return torch.full_like(ids, -1) if labels is None else torch.from_numpy(labels)[ids]
 
     def start(self) -> None:
         """Start the jobs of the first screens."""
-        networks: list[Network] = ["encoder"]
-        if self.run.criterion is not None:
-            networks = ["y2", "y1", *({self.run.search_network} - {"y2"}), "encoder"]
-        for network in networks:
-            with contextlib.suppress(Pending):
-                self.features(self.run, network)
-
-    def close(self) -> None:
-        """Cancel the background jobs."""
-        self.jobs.close()
-
-    def join(self) -> None:
-        """Wait some seconds for the cancelled jobs."""
-        self.jobs.join(5.0)
+        for network in dict.fromkeys(("y2", "y1", self.run.searched, "encoder")):
+            if network in self.run.networks:
+                with contextlib.suppress(Pending):
+                    self.features(self.run, network)
 
 
 def encode_image(pixels: RGBImage, side: int, *, jpeg: bool = False) -> tuple[bytes, str]:
     """Encode an image at no more than `side` pixels: small ones as PNG without loss unless `jpeg`, others as JPEG."""
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    small = max(image.size) <= 96 and not jpeg
+    is_small = max(image.size) <= 96
     image.thumbnail((side, side), Image.Resampling.LANCZOS)  # larger ones only
+    kind = "png" if is_small and not jpeg else "jpeg"
     buffer = io.BytesIO()
-    if small:
-        image.save(buffer, "PNG")
-        return buffer.getvalue(), "image/png"
-    image.save(buffer, "JPEG", quality=95 if max(image.size) <= 96 else 86)
-    return buffer.getvalue(), "image/jpeg"
+    image.save(buffer, kind, quality=95 if max(image.size) <= 96 else 86)
+    return buffer.getvalue(), f"image/{kind}"

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,19 +41,17 @@ class Pending(Exception):
 class Job:
     """One value: what is computed (`title`) and its progress (`done` of `total`)."""
 
-    key: str
     title: str
     compute: Callable[[Job], Any]
     jobs: Jobs
     done: int = 0
     total: int = 0
-    state: Literal["queued", "running", "done", "failed"] = "queued"
-    value: Any = None
-    error: Exception | None = None
-    started: float = 0.0
+    started: float | None = None
     waits_for: Job | None = None
     """A job whose value this one needs first; the page shows its progress instead."""
-    finished: threading.Event = field(default_factory=threading.Event)
+    estimate: Callable[[], int] | None = None
+    """The percentage of a job that does not report its progress."""
+    result: Future[Any] = field(default_factory=Future)
 
     def report(self, done: int, total: int) -> None:
         """Record the progress; raise Cancelled if the server is closing."""
@@ -64,21 +63,22 @@ class Job:
         """Return the progress as JSON values."""
         if self.waits_for is not None:
             return self.waits_for.status()
-        seconds = time.monotonic() - self.started if self.started else 0.0
-        return {
-            "key": self.key, "title": self.title, "state": self.state, "done": self.done, "total": self.total,
-            "seconds": round(seconds, 1),
-        }  # fmt: skip
+        if self.estimate is not None:
+            self.done, self.total = self.estimate(), 100
+        seconds = 0.0 if self.started is None else time.monotonic() - self.started
+        state = "queued" if self.started is None else "running"
+        progress = {"done": self.done, "total": self.total, "seconds": round(seconds, 1)}
+        return {"title": self.title, "state": state, **progress}
 
 
 class Jobs:
     """Compute each key once. A failed job is forgotten, so that the next request tries again.
 
-    With `yields`, the threads have a lower priority: the browser and the requests come first.
+    With `low_priority`, the browser and the requests come before the threads.
     """
 
-    def __init__(self, *, yields: bool = True) -> None:
-        self._yields = yields
+    def __init__(self, *, low_priority: bool = True) -> None:
+        self._low_priority = low_priority
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._lanes: dict[Lane, queue.SimpleQueue[Job]] = {"main": queue.SimpleQueue(), "slow": queue.SimpleQueue()}
@@ -100,28 +100,23 @@ class Jobs:
         with self._lock:
             job = self._jobs.get(key)
             if job is None:
-                job = self._jobs[key] = Job(key, title, compute, self)
+                job = self._jobs[key] = Job(title, compute, self)
                 if parent is None:
                     self._lanes[lane].put(job)
         if parent is not None:
             parent.waits_for = job
             self._run(job)
-            job.finished.wait()
-            parent.waits_for = None
-        if job.state == "done":
-            return job.value
-        if job.error is not None:
+        elif not job.result.done():
+            raise Pending(job)
+        try:
+            return job.result.result()
+        except Exception:
             with self._lock:
                 self._jobs.pop(key, None)
-            raise job.error
-        if parent is not None:  # not started, because the server is closing
-            raise Cancelled
-        raise Pending(job)
-
-    def running(self) -> list[dict[str, Any]]:
-        """Return the progress of all unfinished jobs."""
-        with self._lock:
-            return [job.status() for job in self._jobs.values() if job.state in ("queued", "running")]
+            raise
+        finally:
+            if parent is not None:
+                parent.waits_for = None
 
     def close(self) -> None:
         """Cancel the jobs at their next report."""
@@ -134,29 +129,27 @@ class Jobs:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self, waiting: queue.SimpleQueue[Job]) -> None:
-        if self._yields and sys.platform == "linux":  # threads of torch inherit it
+        if self._low_priority and sys.platform == "linux":  # threads of torch inherit it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self.closed:
             with contextlib.suppress(queue.Empty):
                 self._run(waiting.get(timeout=0.25))
 
     def _run(self, job: Job) -> None:
+        """Compute the value of a job unless a thread has started it."""
         with self._lock:
-            if job.state != "queued" or self.closed:
-                if self.closed:
-                    job.finished.set()
+            if job.started is not None:
                 return
-            job.state, job.started = "running", time.monotonic()
+            job.started = time.monotonic()
         parent, _current.job = getattr(_current, "job", None), job
         try:
-            job.value = job.compute(job)
-            job.state = "done"
+            job.report(job.done, job.total)  # nothing is started after `close`
+            job.result.set_result(job.compute(job))
         except Cancelled:
-            job.error, job.state = UserError("the server is closing"), "failed"
+            job.result.set_exception(UserError("the server is closing"))
         except Exception as error:
             if not isinstance(error, UserError):
                 _log.exception("explore: %s failed", job.title)
-            job.error, job.state = error, "failed"
+            job.result.set_exception(error)
         finally:
             _current.job = parent
-            job.finished.set()

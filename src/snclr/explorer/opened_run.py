@@ -5,55 +5,39 @@ Only this module opens checkpoints, datasets and settings; the screens compute w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snclr.checkpoint.encoder_file import load_encoder
-from snclr.checkpoint.format import load_checkpoint
+from snclr.checkpoint.encoder_file import load_encoder, snapshots
+from snclr.checkpoint.format import load_checkpoint, saved_checkpoints
 from snclr.checkpoint.run_dir import RunDir, open_run
-from snclr.checkpoint.snapshots import load_snapshot, snapshots
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
-from snclr.data.same_images import same_images
-from snclr.data.splits import Subset, has_own_test_split
+from snclr.data.splits import has_own_test_split, same_images, source_of
 from snclr.data.transforms.crop import center_crop
-from snclr.data.transforms.views import (
-    MEAN,
-    STD,
-    VIEW_GROUPS,
-    ViewSettings,
-    color_views,
-    crop_view,
-    crop_views,
-    normalize,
-)
+from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings, color_views, crop_images, crop_views, normalize
 from snclr.errors import UserError
-from snclr.evaluation.features import Features
+from snclr.evaluation.analysis.graph import Report
 from snclr.evaluation.results import ExplainedTerm
 from snclr.evaluation.retrieval.explain import Views, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
-from snclr.evaluation.retrieval.space import weigh_as_trained
+from snclr.evaluation.retrieval.space import snclr_space, weigh_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
 from snclr.models.encoders import EncoderSpec, build_encoder
-from snclr.recipes import RECIPES
-from snclr.reports.curves import METRICS
-from snclr.reports.run_state import saved_checkpoints
 from snclr.train.build import encoder_spec, view_settings
 from snclr.train.config import read_config, resolve, setting_groups
 from snclr.train.load_run import load_trained_method
 
 Space = Literal["encoder", "projection"]
-Network = Literal["encoder", "y1", "y2", "target-encoder"]
 _DRAFT_SIDES = 4  # as the training loader decodes
 
 
@@ -91,66 +75,56 @@ class OpenedRun:
     """A run, or a folder with an encoder only: its networks at the time of opening, in evaluation mode."""
 
     def __init__(self, name: str, path: Path, session: Session) -> None:
-        self.name, self.session = name, replace(session, run=path)
-        self.dir: RunDir = open_run(path)
-        self.path = path
+        self.name, self.path, self.session = name, path, replace(session, run=path)
         self.title = path.resolve().name or str(path)
+        self.dir: RunDir = open_run(path)
         self.device = session.device
         self.method: Any = None
         self.config: Any = None
         self.step: int | None = None
         self.spec: EncoderSpec
-        self.encoder: nn.Module
+        encoder: nn.Module
         if self.dir.config.is_file() and self.dir.has_checkpoints():
             self.method, self.config = load_trained_method(path, torch.device(self.device))
             self.spec = encoder_spec(self.config)
-            self.step = max(saved_checkpoints(self.dir), default=None)
-        if self.dir.encoder_weights.is_file():
-            self.encoder, self.spec = load_encoder(path)
-            self.role = "encoder"
+            self.step = max(saved_checkpoints(self.dir.checkpoints), default=None)
+        if self.complete:
+            (encoder, self.spec), self._encoder_role = load_encoder(path), "encoder"
         elif self.method is not None:
-            self.encoder, self.role = self.method.exported_encoder, "checkpoint"
+            encoder, self._encoder_role = self.method.exported_encoder, "checkpoint"
         else:
             raise UserError(f"{path} has neither a checkpoint nor an encoder yet; wait for its first checkpoint")
+        self.seed = 0 if self.config is None else int(self.config.seed)
         self.image_size = self.spec.image_size
+        criterion = getattr(self.method, "criterion", None)
+        self.criterion = criterion if isinstance(criterion, SoftNeighborLoss) else None
+        """The SNCLR loss of the run, or None for other methods."""
+        self.networks = {"encoder": encoder}
+        """The networks whose features can be compared; of SNCLR also those of `snclr_space`."""
+        self.searched = "y2"
+        """Name of the network whose features training searches (Eq. 3)."""
+        if self.criterion is not None:
+            space = snclr_space(self.method, self.image_size)
+            self.networks, self.searched = {**self.networks, **space.networks}, space.search
 
     @property
-    def criterion(self) -> SoftNeighborLoss | None:
-        """The SNCLR loss of the run, or None for other methods."""
-        criterion = getattr(self.method, "criterion", None)
-        return criterion if isinstance(criterion, SoftNeighborLoss) else None
+    def complete(self) -> bool:
+        """Whether training has finished, or the folder has only an encoder."""
+        return self.dir.encoder_weights.is_file()
 
     @property
     def spaces(self) -> list[Space]:
         """The features by which images can be ranked."""
         return ["projection", "encoder"] if self.criterion is not None else ["encoder"]
 
-    @property
-    def neighbors(self) -> int | None:
-        """K of the loss."""
-        return None if self.criterion is None else self.criterion.config.neighbors
-
-    def network(self, name: Network) -> tuple[nn.Module, str]:
-        """Return a network of the run and its role in the feature cache."""
-        if name == "encoder":
-            return self.encoder, self.role
-        if self.method is None:
-            raise UserError(f"{self.path} has no projection heads")
-        if name == "y2":
-            return self.method.target_network, "y2"
-        if name == "target-encoder":
-            return self.method.momentum_encoder, name
-        return nn.Sequential(self.method.encoder, self.method.projector), "y1"
-
-    def features(self, name: Network, dataset: ImageDataset, report: Callable[[int, int], None]) -> Matrix:
+    def features(self, network: str, dataset: ImageDataset, report: Report) -> Matrix:
         """Return the features of a dataset from the run's cache, or extract what is missing."""
-        network, role = self.network(name)
-        return self._extract(network, role, dataset, report, keep_raw=name == "y1")
+        if network not in self.networks:
+            raise UserError(f"{self.path} has no projection heads")
+        role = self._encoder_role if network == "encoder" else network
+        return self._extract(self.networks[network], role, dataset, report)
 
-    def _extract(
-        self, network: nn.Module, role: str, dataset: ImageDataset, report: Callable[[int, int], None], *,
-        keep_raw: bool = False,
-    ) -> Matrix:  # fmt: skip
+    def _extract(self, network: nn.Module, role: str, dataset: ImageDataset, report: Report) -> Matrix:
         done = 0
 
         def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -161,28 +135,19 @@ class OpenedRun:
         report(0, len(dataset))
         hook = network.register_forward_hook(count)
         try:
-            found: Features = self.session.features(
-                network, dataset, image_size=self.image_size, role=role, description="features"
-            )
+            found = self.session.features(network, dataset, image_size=self.image_size, role=role)
         finally:
             hook.remove()
-        return Matrix(F.normalize(found.features, dim=1), found.ids, found.features if keep_raw else None)
+        return Matrix(F.normalize(found.features, dim=1), found.ids, found.features if role == "y1" else None)
 
     @torch.no_grad()
-    def encode(self, name: Network, views: Tensor) -> Tensor:
+    def encode(self, network: str, views: Tensor) -> Tensor:
         """Return the raw features (n, D) of normalized views (n, 3, S, S)."""
-        network, _ = self.network(name)
-        features: Tensor = network.to(self.device).eval()(views.to(self.device))
+        features: Tensor = self.networks[network].to(self.device).eval()(views.to(self.device))
         return features.float().cpu()
 
-    @property
-    def search_network(self) -> Network:
-        """The network whose features training searches (Eq. 3)."""
-        by_encoder = self.criterion is not None and self.criterion.queue.search_features is not None
-        return "target-encoder" if by_encoder else "y2"
-
-    def queue(self, network: Network = "y2") -> Matrix | None:
-        """Return the projections of the run's queue, or with `search_network` the searched features; None if empty."""
+    def queue(self, network: str = "y2") -> Matrix | None:
+        """Return the projections of the run's queue, or with `searched` the searched features; None if empty."""
         queue = None if self.criterion is None else self.criterion.queue
         if queue is None or len(queue) == 0:
             return None
@@ -205,7 +170,7 @@ class OpenedRun:
         return explain_loss(self.criterion, views, gallery, own_id=own_id)
 
     @torch.no_grad()
-    def losses(self, y1: Matrix, y2: Matrix, search: Matrix, report: Callable[[int, int], None]) -> Tensor:
+    def losses(self, y1: Matrix, y2: Matrix, search: Matrix, report: Report) -> Tensor:
         """Return the loss (n,) of each image among all others, each as a batch of one image (as `explain`)."""
         assert self.criterion is not None
         assert y1.raw is not None
@@ -218,7 +183,7 @@ class OpenedRun:
                 search.features[rows], search.features, s.neighbors, ids=y2.ids[rows], candidate_ids=y2.ids
             )
             found = y2.features[near.index.clamp(min=0)]
-            w = weigh_as_trained(self.criterion, y1.features[rows], found, near.mask, gamma=s.gamma)
+            w = weigh_as_trained(self.criterion, y1.features[rows], found, near.mask)
             for row in range(rows.start, rows.stop):
                 at = slice(row - start, row - start + 1)
                 loss = soft_neighbor_loss(
@@ -231,20 +196,24 @@ class OpenedRun:
 
     def kept_encoders(self) -> list[tuple[int, Path]]:
         """Return step and path of the checkpoints and encoder snapshots of the run, oldest first."""
-        return sorted((saved_checkpoints(self.dir) | snapshots(self.dir)).items())
+        return sorted((saved_checkpoints(self.dir.checkpoints) | snapshots(self.dir)).items())
 
-    def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: Callable[[int, int], None]) -> Matrix:
+    def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: Report) -> Matrix:
         """Return the features of the encoder in a kept checkpoint or snapshot: the one that the run exports."""
         if path.is_dir():
-            teacher = getattr(self.method, "momentum_encoder", None)
-            is_exported = teacher is not None and self.method.exported_encoder is teacher  # DINO
-            prefix, tensors = f"method/{'momentum_' * is_exported}encoder.", load_checkpoint(path).tensors
+            exported = self.method.exported_encoder
+            name = next(name for name, child in self.method.named_children() if child is exported)
+            prefix, tensors = f"method/{name}.", load_checkpoint(path).tensors
             state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         else:
-            state = load_snapshot(path)
+            state = safetensors.torch.load_file(path)
         encoder = build_encoder(self.spec)
         encoder.load_state_dict(state)
         return self._extract(encoder.eval(), f"step{step}", dataset, report)
+
+    def pixels(self, dataset: ImageDataset, report: Report) -> Matrix:
+        """Return the images themselves as features: 16 × 16 pixels."""
+        return self._extract(nn.Sequential(nn.AdaptiveAvgPool2d(16), nn.Flatten()), "pixels", dataset, report)
 
     # Views
 
@@ -253,34 +222,21 @@ class OpenedRun:
 
         A method with one view gets it twice.
         """
-        if self.config is not None:
-            views = view_settings(self.config)  # a plain view for the search may follow
-            return views[0], views[min(1, len(views) - 1)]
-        return VIEW_GROUPS["byol"]
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-        return 0 if self.config is None else int(self.config.seed)
-
-    @property
-    def epochs(self) -> int:
-        """Epochs of the run."""
-        return 1 if self.config is None else int(self.config.epochs)
+        views = VIEW_GROUPS["byol"] if self.config is None else view_settings(self.config)
+        return views[0], views[min(1, len(views) - 1)]  # a plain view for the search may follow
 
     def augment(
         self, dataset: ImageDataset, index: int, settings: ViewSettings, *, seed: int, epoch: int, view: int
     ) -> Tensor:
         """Return one augmented view, normalized float32 (1, 3, S, S): bit-identical to that of training."""
-        if isinstance(dataset, Subset):  # the randomness belongs to the id in the whole dataset
-            return self.augment(dataset.dataset, int(dataset.index[index]), settings, seed=seed, epoch=epoch, view=view)
-        size, ids = self.image_size, np.array([index], dtype=np.int64)
-        if isinstance(dataset, ArrayDataset):
-            crops = crop_views(dataset.images[ids], settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
+        whole, all_ids = source_of(dataset)  # the randomness belongs to the id in the whole dataset
+        size, ids = self.image_size, all_ids[[index]]
+        if isinstance(whole, ArrayDataset):
+            crops = crop_views(whole.images[ids], settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
         else:
-            image = dataset.load(index, min_side=_DRAFT_SIDES * size)
-            crop = crop_view(image, settings, size, seed=seed, epoch=epoch, index=index, view=view)
-            crops = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))[None]
+            image = whole.load(int(ids[0]), min_side=_DRAFT_SIDES * size)
+            crop = crop_images([image], settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
+            crops = torch.from_numpy(crop.transpose(0, 3, 1, 2)).contiguous()
         return color_views(crops, settings, seed=seed, epoch=epoch, ids=ids, view=view)
 
     def center_view(self, pixels: RGBImage) -> Tensor:
@@ -288,11 +244,6 @@ class OpenedRun:
         return normalize(center_crop(pixels, self.image_size)[None])
 
     # Training
-
-    @property
-    def complete(self) -> bool:
-        """Whether training has finished."""
-        return self.dir.encoder_weights.is_file()
 
     def settings(self) -> list[dict[str, Any]]:
         """Return every setting by group, with the recipe's value if the run differs from it."""
@@ -304,39 +255,26 @@ class OpenedRun:
             recipe = resolve(given).to_dict()
         except UserError:
             recipe = {}
-        rows = []
-        for title, group in setting_groups().items():
-            for name, setting in group.items():
-                if name in saved and name not in ("resume", "overwrite"):
-                    value, default = saved[name], recipe.get(name)
-                    changed = name not in ("data", "out", "recipe", "method") and value != default
-                    rows.append(
-                        {"group": title, "name": name, "value": _text(value), "help": setting.help,
-                         "recipe": _text(default) if changed else None}
-                    )  # fmt: skip
-        return rows
-
-    @property
-    def recipe(self) -> str | None:
-        """Name of the run's recipe."""
-        name = None if self.config is None else str(self.config.recipe)
-        return name if name in RECIPES else None
+        same = ("data", "out", "recipe", "method")  # in `given`
+        return [
+            {"group": title, "name": name, "value": _text(saved[name]), "help": setting.help,
+             "recipe": _text(recipe.get(name)) if name not in same and saved[name] != recipe.get(name) else None}
+            for title, group in setting_groups().items()
+            for name, setting in group.items()
+            if name in saved and name not in ("resume", "overwrite")
+        ]  # fmt: skip
 
 
 def _text(value: Any) -> str:
     return "–" if value is None else "yes" if value is True else "no" if value is False else str(value)
 
 
-METRIC_NAMES = [
-    {"name": metric.name, "title": metric.title, "description": metric.description, "share": metric.share}
-    for metric in METRICS
-]
+def open_sets(
+    path: Path, data: str | None, test: str | None, gallery: str | None
+) -> tuple[dict[str, ImageSet], str | None]:
+    """Open the images to explore, and those of the training, the gallery and the test if they are others.
 
-
-def open_images(path: Path, data: str | None) -> tuple[ImageSet, ImageSet | None, str | None]:
-    """Open the images to explore, and the run's training images if they are others and available.
-
-    The third value is the name of the set that the run was trained on, or None if it is not available.
+    The second value is the name of the set that the run was trained on, or None if it is not available.
     """
     training: ImageDataset | None = None
     try:
@@ -344,31 +282,18 @@ def open_images(path: Path, data: str | None) -> tuple[ImageSet, ImageSet | None
     except UserError:
         if data is None:
             raise
-    if data is None:
-        assert training is not None
-        return ImageSet("images", training.name, training), None, "images"
-    dataset = open_dataset(data, download=True)
-    images = ImageSet("images", dataset.name, dataset)
-    if training is None:
-        return images, None, None
-    if torch.equal(*same_images(dataset, training)):
-        return images, None, "images"
-    return images, ImageSet("training", f"training data ({training.name})", training), "training"
-
-
-def open_test(data: str | None, path: Path, test: str | None) -> ImageSet | None:
-    """Open the test images: those given, or the test split of the images; None if there is none."""
-    spec = data or data_of(path)
-    if test is not None:
-        dataset = open_dataset(test, split="test" if has_own_test_split(test) else "train", download=True)
-    elif has_own_test_split(spec):
-        dataset = open_dataset(spec, split="test")
-    else:
-        return None
-    return ImageSet("test", f"test images ({dataset.name})", dataset)
-
-
-def to_pixels(view: Tensor) -> RGBImage:
-    """Undo the normalization of a view (3, S, S) → uint8 (S, S, 3)."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-    return (view.cpu() * std + mean).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).contiguous().numpy()
+    images = training if data is None else open_dataset(data, download=True)
+    assert images is not None
+    sets, trained_on = [ImageSet("images", images.name, images)], None if training is None else "images"
+    if training is not None and training is not images and not torch.equal(*same_images(images, training)):
+        sets.append(ImageSet("training", f"training data ({training.name})", training))
+        trained_on = "training"
+    if gallery is not None:
+        extra = open_dataset(gallery, download=True)
+        sets.append(ImageSet("extra", extra.name, extra))
+    spec = test or data or data_of(path)
+    if test is not None or has_own_test_split(spec):
+        split = "test" if has_own_test_split(spec) else "train"
+        tested = open_dataset(spec, split=split, download=test is not None)
+        sets.append(ImageSet("test", f"test images ({tested.name})", tested))
+    return {each.name: each for each in sets}, trained_on

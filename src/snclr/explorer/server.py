@@ -3,75 +3,97 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import inspect
 import json
-import socket
+import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from snclr.data.decode import BadImage
 from snclr.errors import UserError
-from snclr.explorer.explorer import MAX_UPLOAD_BYTES, Explorer, ImageRef
+from snclr.evaluation.state import raise_if_stop_requested
+from snclr.explorer.explorer import MAX_UPLOAD_BYTES, Explorer
 from snclr.explorer.jobs import Pending
-from snclr.explorer.opened_run import OpenedRun
 from snclr.explorer.screens import browse, compare, curate, map, neighbors, timeline, training, views
 from snclr.explorer.security import Guard
 
-TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+ASSETS = Path(__file__).with_name("assets")
+"""The files of the page."""
 SIDES = (48, 96, 192, 384, 1024)
 """Sizes of served images."""
 _EVENT_SECONDS = 1.0
-Read = Callable[[Mapping[str, str]], Any]
-"""Computes the value of an endpoint from the parameters of a request."""
-
-
-def asset_files() -> dict[str, bytes]:
-    """Return the files of the page by name."""
-    folder = resources.files("snclr.explorer") / "assets"
-    return {file.name: file.read_bytes() for file in folder.iterdir() if "." + file.name.rpartition(".")[2] in TYPES}
+ENDPOINTS: dict[str, Callable[..., Any]] = {
+    "state": browse.state,
+    "images": browse.page,
+    "neighbors": neighbors.neighbors,
+    "map": map.describe,
+    "map/ids": map.ids,
+    "map/points": map.points,
+    "map/values": map.values,
+    "map/fidelity": map.fidelity,
+    "map/neighbors": map.true_neighbors,
+    "run": training.summary,
+    "run/spectrum": training.spectrum,
+    "time": timeline.timeline,
+    "time/ids": timeline.ids,
+    "time/maps": timeline.maps,
+    "time/history": timeline.history,
+    "compare/encoders": compare.encoders,
+    "compare": compare.compare,
+    "compare/pair": compare.pair,
+    "views/settings": views.settings,
+    "views": views.views,
+    "curate/duplicates": curate.duplicates,
+    "curate/leaks": curate.leaking,
+    "curate/outliers": curate.outliers,
+    "curate/labels": curate.suspects,
+    "curate/diverse": curate.diverse,
+}
+"""The read-only endpoints: functions that return JSON values or an array. The static folder has the same ones."""
 
 
 def build_app(explorer: Explorer, token: str, port: int) -> Guard:
     """Return the application, guarded by token, Host and Origin."""
-    files = asset_files()
+    files = {file.name for file in ASSETS.iterdir()}
 
     def asset(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
-        if name not in files:
-            return Response("not found\n", 404)
-        return Response(files[name], media_type=TYPES["." + name.rpartition(".")[2]])
+        return FileResponse(ASSETS / name) if name in files else Response("not found\n", 404)
 
     def image(request: Request) -> Response:
         ref = explorer.ref(request.path_params["set"], request.path_params["id"])
-        wanted = _int(request.query_params, "side", 96)
+        wanted = _whole_number("side", request.query_params.get("side", "96"))
         side = next((side for side in SIDES if side >= wanted), SIDES[-1])
         data, kind = explorer.thumbnail(ref, side)
         caching = "no-store" if ref.set == "queries" else "private, max-age=3600"
         return Response(data, media_type=kind, headers={"cache-control": caching})
 
-    async def upload(request: Request) -> Any:
+    async def upload(request: Request) -> Response:
         data = await _body(request, MAX_UPLOAD_BYTES)
         title = unquote(request.headers.get("x-file-name", ""))[:200] or "dropped image"
         ref = await run_in_threadpool(explorer.add_query, data, title)
-        return explorer.describe(ref)
+        return JSONResponse(explorer.describe(ref))
 
-    async def box(request: Request) -> Any:
+    async def box(request: Request) -> Response:
         body = _json(await _body(request, 10_000))
         try:
             ref = explorer.ref(str(body["set"]), body["id"])
             left, top, right, bottom = (float(value) for value in body["box"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the box cannot be read: {error}") from error
-        return explorer.describe(await run_in_threadpool(explorer.add_box, ref, (left, top, right, bottom)))
+        ref = await run_in_threadpool(explorer.add_box, ref, (left, top, right, bottom))
+        return JSONResponse(explorer.describe(ref))
 
     async def export(request: Request) -> Response:
         body = _json(await _body(request, MAX_UPLOAD_BYTES))
@@ -95,115 +117,63 @@ def build_app(explorer: Explorer, token: str, port: int) -> Guard:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
-    def reader(read: Read) -> Callable[[Request], Any]:
-        return lambda request: read(request.query_params)
+    def reader(function: Callable[..., Any]) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            value = call(function, explorer, request.query_params)
+            if isinstance(value, np.ndarray):
+                return Response(
+                    np.ascontiguousarray(value, np.float32).tobytes(), media_type="application/octet-stream"
+                )
+            return JSONResponse(value)
+
+        return answer
 
     routes = [
         Route("/", asset),
         Route("/assets/{name}", asset),
-        Route("/image/{set}/{id}", _endpoint(image)),
-        Route("/api/query", _endpoint(upload), methods=["POST"]),
-        Route("/api/box", _endpoint(box), methods=["POST"]),
-        Route("/api/export", _endpoint(export), methods=["POST"]),
-        Route("/api/events", _endpoint(events)),
-        *(Route(f"/api/{name}", _endpoint(reader(read))) for name, read in readers(explorer).items()),
+        Route("/image/{set}/{id}", image),
+        Route("/api/query", upload, methods=["POST"]),
+        Route("/api/box", box, methods=["POST"]),
+        Route("/api/export", export, methods=["POST"]),
+        Route("/api/events", events),
+        *(Route(f"/api/{name}", reader(function)) for name, function in ENDPOINTS.items()),
     ]
-    return Guard(Starlette(routes=routes), token, port)
+    handlers: dict[Any, Any] = dict.fromkeys((Pending, UserError, BadImage), _failure)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, port)
 
 
-def readers(explorer: Explorer) -> dict[str, Read]:
-    """Return the read-only endpoints by name: JSON values or arrays. The static folder has the same ones."""
-
-    def opened(r: Mapping[str, str]) -> OpenedRun:
-        return explorer.opened(r.get("run", "a"))
-
-    def ref(r: Mapping[str, str]) -> ImageRef:
-        return explorer.ref(r.get("set", "images"), r.get("id", ""))
-
-    def layout(r: Mapping[str, str]) -> Any:
-        return r.get("layout", "pca")
-
-    def pair(r: Mapping[str, str]) -> tuple[str, str]:
-        return r.get("one", "a"), r.get("other", compare.default_other(explorer))
-
-    def read_neighbors(r: Mapping[str, str]) -> Any:
-        run = opened(r)
-        space: Any = r.get("space", run.spaces[0])
-        gallery = r.get("gallery", "images")
-        return neighbors.neighbors(explorer, run, ref(r), gallery=gallery, space=space, k=_int(r, "k", 24))
-
-    def read_views(r: Mapping[str, str]) -> Any:
-        run = opened(r)
-        return views.views(
-            explorer, run, ref(r), seed=_int(r, "seed", run.seed), epoch=_int(r, "epoch", 0),
-            count=_int(r, "count", 6), changes=views.parse_changes(r),
-        )  # fmt: skip
-
-    return {
-        "state": lambda r: browse.state(explorer),
-        "jobs": lambda r: explorer.jobs.running(),
-        "images": lambda r: browse.page(
-            explorer, r.get("set", "images"), offset=_int(r, "offset", 0), limit=_int(r, "limit", browse.PAGE),
-            label=r.get("label", ""), text=r.get("text", ""), shuffle=r.get("shuffle", "") == "1",
-        ),
-        "neighbors": read_neighbors,
-        "map": lambda r: map.describe(explorer, opened(r)),
-        "map/ids": lambda r: map.ids(explorer, opened(r)),
-        "map/points": lambda r: map.layout(explorer, opened(r), layout(r)).points,
-        "map/values": lambda r: map.values(explorer, opened(r), r.get("mode", "class"), layout(r)),
-        "map/fidelity": lambda r: map.fidelity(explorer, opened(r), layout(r)),
-        "map/neighbors": lambda r: map.true_neighbors(explorer, opened(r), _int(r, "row", -1)),
-        "run": lambda r: training.summary(opened(r)),
-        "run/spectrum": lambda r: training.spectrum(explorer, opened(r)),
-        "time": lambda r: timeline.timeline(explorer, opened(r)),
-        "time/ids": lambda r: timeline.ids(explorer, opened(r)),
-        "time/maps": lambda r: timeline.maps(explorer, opened(r)),
-        "time/history": lambda r: timeline.history(explorer, opened(r), _int(r, "id", -1)),
-        "compare/encoders": lambda r: compare.encoders(explorer),
-        "compare": lambda r: compare.compare(
-            explorer, *pair(r), limit=_int(r, "limit", 60), offset=_int(r, "offset", 0)
-        ),
-        "compare/pair": lambda r: compare.pair(explorer, *pair(r), _int(r, "id", -1)),
-        "views/settings": lambda r: views.settings(opened(r)),
-        "views": read_views,
-        "curate/duplicates": lambda r: curate.duplicates(explorer, opened(r)),
-        "curate/leaks": lambda r: curate.leaking(explorer, opened(r)),
-        "curate/outliers": lambda r: curate.outliers(explorer, opened(r)),
-        "curate/labels": lambda r: curate.suspects(explorer, opened(r)),
-        "curate/diverse": lambda r: curate.diverse(explorer, opened(r)),
-    }  # fmt: skip
+def call(function: Callable[..., Any], explorer: Explorer, given: Mapping[str, str]) -> Any:
+    """Call the function of an endpoint with the parameters of a request that have the names of its own."""
+    objects: dict[str, Callable[[], Any]] = {
+        "explorer": lambda: explorer,
+        "run": lambda: explorer.opened(given.get("run", "a")),
+        "ref": lambda: explorer.ref(given.get("set", "images"), given.get("id", "")),
+        "changes": lambda: views.parse_changes(given),
+    }
+    arguments = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in objects:
+            arguments[name] = objects[name]()
+        elif name in given:
+            is_number = str(parameter.annotation).startswith("int")
+            arguments[name] = _whole_number(name, given[name]) if is_number else given[name]
+    return function(**arguments)
 
 
-def _endpoint(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Turn results and errors of an endpoint into responses: 202 with the progress while a value is computed."""
-
-    @functools.wraps(function)
-    async def endpoint(request: Request) -> Response:
-        try:
-            if asyncio.iscoroutinefunction(function):
-                result = await function(request)
-            else:
-                result = await run_in_threadpool(function, request)
-        except Pending as pending:
-            return JSONResponse({"pending": pending.job.status()}, 202)
-        except UserError as error:
-            return JSONResponse({"error": str(error)}, 400)
-        except BadImage as error:
-            return JSONResponse({"error": f"the image cannot be read: {error.reason}"}, 422)
-        if isinstance(result, Response):
-            return result
-        if isinstance(result, np.ndarray):
-            return Response(np.ascontiguousarray(result, np.float32).tobytes(), media_type="application/octet-stream")
-        return JSONResponse(result)
-
-    return endpoint
-
-
-def _int(params: Mapping[str, str], name: str, default: int) -> int:
+def _whole_number(name: str, text: str) -> int:
     try:
-        return int(params.get(name, default))
+        return int(text)
     except ValueError:
-        raise UserError(f"{name} is {params[name]!r}; give a whole number") from None
+        raise UserError(f"{name} is {text!r}; give a whole number") from None
+
+
+def _failure(request: Request, error: Any) -> Response:
+    """Answer an error; 202 with the progress while a value is computed."""
+    if isinstance(error, Pending):
+        return JSONResponse({"pending": error.job.status()}, 202)
+    if isinstance(error, BadImage):
+        return JSONResponse({"error": f"the image cannot be read: {error}"}, 422)
+    return JSONResponse({"error": str(error)}, 400)
 
 
 async def _body(request: Request, limit: int) -> bytes:
@@ -227,11 +197,9 @@ def _json(data: bytes) -> dict[str, Any]:
     return body
 
 
-def serve(explorer: Explorer, listener: socket.socket, token: str) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
-    import uvicorn
-
-    app = build_app(explorer, token, listener.getsockname()[1])
+def make_server(explorer: Explorer, port: int, token: str) -> uvicorn.Server:
+    """Return a server that Ctrl-C and SIGTERM end, also if they arrive before it runs."""
+    app = build_app(explorer, token, port)
     config = uvicorn.Config(
         app, log_level="warning", lifespan="off", access_log=False, server_header=False, timeout_graceful_shutdown=1,
         ws="none",
@@ -240,8 +208,12 @@ def serve(explorer: Explorer, listener: socket.socket, token: str) -> None:
     handle_exit = server.handle_exit
 
     def close_and_exit(*arguments: Any) -> None:
-        explorer.close()  # ends event streams, for which uvicorn would wait
+        explorer.jobs.close()  # ends event streams, for which uvicorn would wait
         handle_exit(*arguments)
 
     server.handle_exit = close_and_exit  # type: ignore[assignment,method-assign]
-    server.run(sockets=[listener])
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # before uvicorn does, and when it raises them again at its end
+            signal.signal(number, close_and_exit)
+    raise_if_stop_requested(explorer.run.session.stop)
+    return server

@@ -17,7 +17,7 @@ from torch import nn
 from snclr.checkpoint.encoder_file import CONFIG_NAME, load_encoder
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError, first_line
-from snclr.exporters.format import Exported, ExportError, Format, check_names
+from snclr.exporters.format import NAMES, Exported, ExportError, Format
 from snclr.exporters.to_folder import Safetensors, Timm
 from snclr.exporters.to_onnx import ONNX
 from snclr.exporters.to_resnets import Detectron2, MMDet, Torchvision
@@ -25,14 +25,9 @@ from snclr.io.atomic import discard, fsync_path, partial_path
 from snclr.models.encoders import EncoderSpec
 from snclr.runtime.progress import set_status
 
-FORMATS: dict[str, Format] = {
-    "torchvision": Torchvision(),
-    "timm": Timm(),
-    "detectron2": Detectron2(),
-    "mmdet": MMDet(),
-    "onnx": ONNX(),
-    "safetensors": Safetensors(),
-}
+FORMATS: dict[str, Format] = dict(
+    zip(NAMES, (Torchvision(), Timm(), Detectron2(), MMDet(), ONNX(), Safetensors()), strict=True)
+)
 
 BATCH_SIZES = (1, 3)
 """Batch sizes of the comparison: none of them is the one that ONNX is traced with."""
@@ -40,7 +35,6 @@ BATCH_SIZES = (1, 3)
 
 def export_run(run: Path, names: list[str], out: Path | None) -> list[Exported]:
     """Write the encoder of `run` in each format; raise ExportError if some could not be written."""
-    check_names(names)
     encoder, spec = load_encoder(run)
     extra = json.loads((run / CONFIG_NAME).read_bytes())["snclr"].get("extra")
     folder = RunDir(run).export if out is None else out
@@ -71,8 +65,8 @@ def _export(name: str, encoder: nn.Module, spec: EncoderSpec, out: Path, extra: 
     partial = partial_path(destination)
     partial.mkdir()
     try:
+        set_status(f"writing {name}")
         try:
-            set_status(f"writing {name}")
             target.write(encoder, spec, partial, extra)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             raise UserError(f"{name}: could not write to {out} ({first_line(error)})") from error
@@ -99,15 +93,14 @@ def _compare(name: str, encoder: nn.Module, spec: EncoderSpec, folder: Path) -> 
     try:
         with torch.random.fork_rng(devices=[]):
             loaded = FORMATS[name].reload(spec, folder)
-            generator = torch.Generator().manual_seed(0)
-            batches = [torch.randn(size, *shape, generator=generator) for size in BATCH_SIZES]
+            torch.manual_seed(0)
+            batches = [torch.randn(size, *shape) for size in BATCH_SIZES]
             pairs = [(encoder(images), loaded(images)) for images in batches]
     except Exception as error:  # any error of the target library
         raise UserError(f"{name}: the export was deleted, it could not be loaded ({first_line(error)})") from error
     difference = max(float((a - b).abs().max()) if a.shape == b.shape else float("inf") for a, b in pairs)
     limit = FORMATS[name].tolerance * max(1.0, *(float(features.abs().max()) for features, _ in pairs))
     if not difference <= limit:  # "not <=" is also true for NaN
-        raise UserError(
-            f"{name}: the export was deleted, its features differ by {difference:.2g} (at most {limit:.2g} is allowed)"
-        )
+        excess = f"its features differ by {difference:.2g} (at most {limit:.2g} is allowed)"
+        raise UserError(f"{name}: the export was deleted, {excess}")
     return difference

@@ -24,9 +24,8 @@ def check_names(names: Sequence[str]) -> None:
     """Raise UserError for a format that does not exist."""
     for name in names or [""]:
         if name not in NAMES:
-            raise UserError(
-                f"there is no format {name!r}{did_you_mean(name, NAMES)}; choose one or more of {', '.join(NAMES)}"
-            )
+            hint = did_you_mean(name, NAMES)
+            raise UserError(f"there is no format {name!r}{hint}; choose one or more of {', '.join(NAMES)}")
 
 
 @dataclass(frozen=True)

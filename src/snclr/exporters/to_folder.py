@@ -9,14 +9,7 @@ from typing import Any
 import timm
 from torch import nn
 
-from snclr.checkpoint.encoder_file import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    load_encoder,
-    loading_snippet,
-    save_encoder,
-    timm_reads_folder,
-)
+from snclr.checkpoint import encoder_file
 from snclr.errors import UserError
 from snclr.exporters.format import Format
 from snclr.models.encoders import EncoderSpec
@@ -27,18 +20,18 @@ class Safetensors(Format):
 
     def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:
         """Write both files."""
-        save_encoder(encoder, spec, folder, extra=extra)
+        encoder_file.save_encoder(encoder, spec, folder, extra=extra)
 
     def reload(self, spec: EncoderSpec, folder: Path) -> nn.Module:
         """Load the folder as a run; its description must be that of the encoder."""
-        encoder, described = load_encoder(folder)
+        encoder, described = encoder_file.load_encoder(folder)
         if described != spec:
             raise UserError("config.json describes another encoder")
         return encoder
 
     def snippet(self, spec: EncoderSpec, folder: Path, **fields: Any) -> str:
         """Return code for safetensors and timm or torchvision."""
-        return loading_snippet(spec, folder)
+        return encoder_file.loading_snippet(spec, folder)
 
 
 class Timm(Format):
@@ -56,22 +49,23 @@ encoder.eval()
         """Refuse low-resolution stems, and models whose weights timm misreads."""
         if spec.stem != "standard":
             return f"timm has no {spec.name} with the low-resolution stem {spec.stem!r}"
-        if not timm_reads_folder(spec):
+        if not encoder_file.timm_reads_folder(spec):
             return f"timm reads weights of {spec.architecture} without a classifier as those of an older layout"
         return None
 
     def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:
         """Write the weights, and config.json with the model arguments that shapes do not show (the heads of a ViT)."""
-        save_encoder(encoder, spec, folder, extra=extra)
-        (folder / WEIGHTS_NAME).rename(folder / "model.safetensors")  # the name that timm and the hub try first
-        config = json.loads((folder / CONFIG_NAME).read_bytes())
+        encoder_file.save_encoder(encoder, spec, folder, extra=extra)
+        # timm and the hub try this name first.
+        (folder / encoder_file.WEIGHTS_NAME).rename(folder / "model.safetensors")
+        config = json.loads((folder / encoder_file.CONFIG_NAME).read_bytes())
         # timm needs these two names to add a classifier (num_classes=N) or to change the channels (in_chans=N).
-        known = timm.get_pretrained_cfg(spec.architecture)
-        if known is not None and isinstance(known.classifier, str):
-            config["pretrained_cfg"]["classifier"] = known.classifier
-        if known is not None and f"{known.first_conv}.weight" in encoder.state_dict():
-            config["pretrained_cfg"]["first_conv"] = known.first_conv
-        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
+        if (known := timm.get_pretrained_cfg(spec.architecture)) is not None:
+            if isinstance(known.classifier, str):
+                config["pretrained_cfg"]["classifier"] = known.classifier
+            if f"{known.first_conv}.weight" in encoder.state_dict():
+                config["pretrained_cfg"]["first_conv"] = known.first_conv
+        (folder / encoder_file.CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
 
     def reload(self, spec: EncoderSpec, folder: Path) -> nn.Module:
         """Load the folder with timm."""

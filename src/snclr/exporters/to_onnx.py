@@ -38,8 +38,7 @@ def encoder(images):  # numpy float32 (N, 3, {spec.image_size}, {spec.image_size
 
     def refusal(self, spec: EncoderSpec) -> str | None:
         """Refuse if packages are missing or the weights are too large for one file."""
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-        if missing:
+        if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
             return f"{', '.join(missing)} is not installed; pip install 'snclr[onnx]'"
         size = sum(value.nbytes for value in state_on_meta(spec).values())
         if size > _LARGEST:
@@ -54,17 +53,10 @@ def encoder(images):  # numpy float32 (N, 3, {spec.image_size}, {spec.image_size
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of torch's exporter about itself
             torch.onnx.export(
-                encoder,
-                (torch.zeros(2, 3, spec.image_size, spec.image_size),),
-                path,
-                dynamo=True,
-                external_data=False,
-                opset_version=OPSET,
-                input_names=["images"],
-                output_names=["features"],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                verbose=False,
-            )
+                encoder, (torch.zeros(2, 3, spec.image_size, spec.image_size),), path, opset_version=OPSET, dynamo=True,
+                input_names=["images"], output_names=["features"], dynamic_shapes=({0: torch.export.Dim("batch")},),
+                external_data=False, verbose=False,
+            )  # fmt: skip
         model = onnx.load(path)
         description = {"encoder": spec.to_dict(), "mean": list(MEAN), "std": list(STD), "image_size": spec.image_size}
         onnx.helper.set_model_props(model, {"snclr": json.dumps(description)})

@@ -39,8 +39,7 @@ encoder.eval()
 
     def load(self, path: Path) -> dict[str, Tensor]:
         """Read a file of `save`; return the state dict with torchvision's keys."""
-        state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return state
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
 
     def refusal(self, spec: EncoderSpec) -> str | None:
         """Refuse encoders that are not one of torchvision's ResNets."""
@@ -57,11 +56,10 @@ encoder.eval()
     def reload(self, spec: EncoderSpec, folder: Path) -> nn.Module:
         """Load the file into torchvision's model; all tensors except the classifier's must be present."""
         model: nn.Module = torchvision.models.get_model(spec.architecture, weights=None)
-        result = model.load_state_dict(self.load(folder / self.file), strict=False)
-        missing = [key for key in result.missing_keys if key not in ("fc.weight", "fc.bias")]
-        if missing or result.unexpected_keys:
-            raise UserError(f"missing keys {missing[:3]}, unexpected keys {result.unexpected_keys[:3]}")
         model.fc = nn.Identity()
+        missing, unexpected = model.load_state_dict(self.load(folder / self.file), strict=False)
+        if missing or unexpected:
+            raise UserError(f"missing keys {missing[:3]}, unexpected keys {unexpected[:3]}")
         return model.eval()
 
     def snippet(self, spec: EncoderSpec, folder: Path, **fields: Any) -> str:
@@ -105,8 +103,7 @@ model = dict(
 
     def load(self, path: Path) -> dict[str, Tensor]:
         """Read the state dict of a checkpoint."""
-        content: dict[str, Any] = super().load(path)
-        return dict(content["state_dict"])
+        return dict(super().load(path)["state_dict"])
 
 
 class Detectron2(Torchvision):

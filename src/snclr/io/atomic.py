@@ -34,17 +34,6 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         data = memoryview(data)[os.write(fd, data) :]
 
 
-def _create(path: Path) -> BinaryIO:
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Create a file and sync it to disk."""
-    with _create(path) as file:
-        write_all(file.fileno(), data)
-        os.fsync(file.fileno())
-
-
 def fsync_path(path: Path) -> None:
     """Sync a file, or the names inside a folder, to disk."""
     fd = os.open(path, os.O_RDONLY)
@@ -75,24 +64,19 @@ def explain_full_disk(path: Path, bytes_needed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_unwritable(path: Path, advice: str) -> Iterator[None]:
-    """Turn any OSError inside the block into a UserError with the path, the reason and the advice."""
+    """Turn any OSError inside the block into a UserError with the path, the reason and the advice.
+
+    >>> with explain_unwritable(Path("/dev/null/a/b"), "choose another folder"):
+    ...     Path("/dev/null/a").mkdir(parents=True)
+    Traceback (most recent call last):
+    snclr.errors.UserError: cannot write /dev/null/a/b (/dev/null is not a folder); choose another folder
+    """
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path} ({why_unwritable(path, error)}); {advice}") from error
-
-
-def why_unwritable(path: Path, error: OSError) -> str:
-    """Return why `path` could not be written: a part of it that is not a folder, or the reason of the system.
-
-    >>> why_unwritable(Path("/dev/null/a/b"), FileExistsError(errno.EEXIST, "File exists"))
-    '/dev/null is not a folder'
-    """
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        for part in path.parents:
-            if part.exists() and not part.is_dir():
-                return f"{part} is not a folder"
-    return error.strerror or str(error)
+        files = [f"{part} is not a folder" for part in path.parents if os.path.exists(part) and not part.is_dir()]
+        reason = files[0] if files else error.strerror or error
+        raise UserError(f"cannot write {path} ({reason}); {advice}") from error
 
 
 def check_file_name(path: Path | str, suffixes: Sequence[str], *, flag: str = "--out") -> Path:
@@ -106,17 +90,14 @@ def check_file_name(path: Path | str, suffixes: Sequence[str], *, flag: str = "-
     return path
 
 
-def check_absent(path: Path) -> None:
-    """Raise a UserError if a file would be replaced by a command that was not given --overwrite."""
-    if path.is_file():
-        raise UserError(f"{path} exists. Choose another file, or replace it with --overwrite.")
-
-
-def check_writable(path: Path, advice: str) -> None:
+def check_writable(path: Path, advice: str, *, overwrite: bool = True) -> None:
     """Raise a UserError if no file can be created at `path`; call it before a long computation.
 
-    It creates and deletes a file, because permissions do not show that a disk is read-only.
+    It creates and deletes a file, because permissions do not show that a disk is read-only. Without `overwrite`, an
+    existing file is an error.
     """
+    if not overwrite and path.is_file():
+        raise UserError(f"{path} exists. Choose another file, or replace it with --overwrite.")
     path = path.absolute()
     missing = [folder for folder in path.parents if not folder.exists()]
     with explain_unwritable(path, advice):
@@ -145,13 +126,15 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
 def atomic_writer(path: Path | str, size: int) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the block ends without an error, for content written in parts.
 
+    A missing folder is created.
     `size` is its approximate size in bytes, for the error message on a full disk.
     """
     path = Path(path)
     partial = partial_path(path)
     with explain_full_disk(path, size):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with _create(partial) as file:
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -61,16 +61,12 @@ def read_jsonl(
 def append_jsonl(path: Path, record: Mapping[str, Any]) -> None:
     """Append one record in a single write and sync it to disk, so that parallel writers do not mix their lines."""
     line = (json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n").encode()
-    with explain_full_disk(path, len(line)):
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # a killed writer left an incomplete line
-                line = b"\n" + line
-            append_or_undo(fd, line)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    with explain_full_disk(path, len(line)), open(path, "a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a killed writer left an incomplete line
+            line = b"\n" + line
+        append_or_undo(file.fileno(), line)
+        os.fsync(file.fileno())
 
 
 def append_or_undo(fd: int, line: bytes) -> None:

@@ -56,10 +56,8 @@ class FileLock:
         try:
             with self.path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     def holder(self) -> str:

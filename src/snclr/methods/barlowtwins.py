@@ -11,11 +11,9 @@ x2 ── encoder ── projector ── y2 ┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
-from snclr.methods.base import Method, StepOutput
+from snclr.methods.base import Method, StepOutput, Views
 from snclr.methods.common.features import all_gather_with_gradient, at_least_float32, autocast_disabled, l2_normalize
 from snclr.methods.config import BarlowTwinsConfig
 
@@ -30,7 +28,7 @@ class BarlowTwins(Method):
         # Features are gathered here: with gather_distributed, lightly standardizes with each rank's own statistics.
         self.criterion = BarlowTwinsLoss(lambda_param=redundancy_weight(config), gather_distributed=False)
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss, which is symmetric in the views."""
         y1, y2 = self.project(views)
         with autocast_disabled(y1):

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from snclr.methods.common.chunks import in_chunks
 from snclr.methods.common.ema import ema_update, momentum_at, momentum_copy
+from snclr.methods.common.features import l2_normalize
+from snclr.methods.common.gate import AgreementGate
 from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MethodConfig, QueueConfig
@@ -33,6 +35,9 @@ class StepOutput(NamedTuple):
     pulled: Tensor | None = None  # (N, K) 1 where the image is pulled toward the neighbor, else 0
 
 
+Views = Sequence[Tensor]
+"""The views (N, 3, S, S) of a batch: two, or one if the method masks patches. With some settings more follow: a plain
+view, or local crops of another size."""
 Losses = Generator[Tensor, None, StepOutput]
 """Yields the losses of a step one by one, and returns its output."""
 
@@ -48,6 +53,10 @@ class Method(nn.Module):
     queue: NeighborQueue | None
     projector_bn: bool = True
     """Whether the hidden layers of the projector have a batch norm."""
+    loss_parts: int = 1
+    """Number of losses that `losses` yields."""
+    constant_lr: tuple[str, ...] = ()
+    """Names of the child modules whose learning rate stays at its peak; that of the others follows the schedule."""
     micro_batch: int = 0
     """Images that pass through an encoder at once; 0: all of a view. For encoders without batch norm."""
 
@@ -59,6 +68,7 @@ class Method(nn.Module):
         self.predictor = self.build_predictor()
         if not hasattr(type(self), "queue"):  # SNCLR has a property
             self.queue = self.build_queue() if isinstance(config, QueueConfig) else None
+        self.gate: AgreementGate | None = None  # decides whether neighbors enter the loss; None: always
         self._to_push: tuple[Tensor, ...] | None = None  # the arguments of `push`, of all ranks
 
     def build_projector(self, num_features: int) -> nn.Module:
@@ -85,8 +95,8 @@ class Method(nn.Module):
 
     @property
     def encoders(self) -> list[nn.Module]:
-        """All networks that start from the encoder's weights, the trained one first."""
-        return [self.encoder]
+        """The trained encoder, then its EMA copy if there is one: both start from the same weights."""
+        return [child for name, child in self.named_children() if name.removeprefix("momentum_") == "encoder"]
 
     @property
     def exported_encoder(self) -> nn.Module:
@@ -94,25 +104,15 @@ class Method(nn.Module):
         return self.encoder
 
     @property
-    def constant_lr(self) -> tuple[str, ...]:
-        """Names of the child modules whose learning rate stays at its peak; that of the others follows the schedule."""
-        return ()
-
-    @property
     def target_network(self) -> nn.Module:
         """Network from images (n, 3, S, S) to the features (n, D) that are compared: encoder and projector."""
         return nn.Sequential(self.encoder, self.projector)
-
-    @property
-    def loss_parts(self) -> int:
-        """Number of losses that `losses` yields."""
-        return 1
 
     def encode(self, view: Tensor) -> Tensor:
         """Return the features (N, num_features) of a view, in chunks of `micro_batch` images."""
         return in_chunks(self.encoder, view, self.micro_batch)
 
-    def project(self, views: Sequence[Tensor]) -> list[Tensor]:
+    def project(self, views: Views) -> list[Tensor]:
         """Return the projection y (N, D) of each view."""
         return [self.projector(self.encode(view)) for view in views]
 
@@ -121,15 +121,11 @@ class Method(nn.Module):
         assert self.predictor is not None
         return [self.predictor(y) for y in projections]
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
-        """Return the loss of the views (N, 3, S, S) of images `ids` (N,) with `labels` (N,) if known.
-
-        There are two views, or one if the method masks patches. More follow with some settings: a plain view,
-        or local crops of another size.
-        """
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+        """Return the loss of the views of images `ids` (N,) with `labels` (N,) if known."""
         raise NotImplementedError
 
-    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
+    def losses(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the `loss_parts` losses whose sum is the loss of the step, and return the output of the step.
 
         No two of them share a graph, and each is built when it is requested. So if the backward pass of one runs before
@@ -169,11 +165,6 @@ class MomentumMethod(Method):
         self.momentum_projector = momentum_copy(self.projector)
 
     @property
-    def encoders(self) -> list[nn.Module]:
-        """The trained encoder and its EMA copy."""
-        return [self.encoder, self.momentum_encoder]
-
-    @property
     def target_network(self) -> nn.Module:
         """Network from images to target projections."""
         return nn.Sequential(self.momentum_encoder, self.momentum_projector)
@@ -183,7 +174,7 @@ class MomentumMethod(Method):
         return in_chunks(self.momentum_encoder, view, self.micro_batch)
 
     @torch.no_grad()
-    def target_projections(self, views: Sequence[Tensor]) -> list[Tensor]:
+    def target_projections(self, views: Views) -> list[Tensor]:
         """Return the target projection of each view. Call it before the online pass to save memory."""
         return [self.momentum_projector(self.encode_target(view)) for view in views]
 
@@ -199,18 +190,15 @@ class MomentumMethod(Method):
 class TwoWayMethod(MomentumMethod):
     """A momentum method with two losses, view 1 → 2 and view 2 → 1, that share no graph.
 
-    A subclass defines `direction`, the forward pass of one direction, and `losses`, which computes the target
-    projections of both views first and then calls `direction` for each view.
+    A subclass defines `direction`, the forward pass of one direction. `losses` computes the target projections of both
+    views first and then calls `direction` for each view; a subclass with a queue has its own.
     """
 
     direction: Callable[..., Any]
     """Encoder, heads and loss of one view; its first argument is the view, the others what it is compared with. This
     part is compiled as a whole."""
 
-    @property
-    def loss_parts(self) -> int:
-        """One loss per direction."""
-        return 2
+    loss_parts = 2
 
     def compile_parts(self, **options: Any) -> None:
         """Compile each direction as a whole, and the target network, with `torch.compile`, which takes the options."""
@@ -223,7 +211,21 @@ class TwoWayMethod(MomentumMethod):
     def disable_compile(self) -> None:
         """Exclude loops over tiles and communication with `torch.compiler.disable`: at most one graph break."""
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def scaled(self, values: Tensor, directions: int = 1) -> Tensor:
+        """Return the loss from the value of `direction`, or from the sum of both values (`directions` 2)."""
+        return values
+
+    def losses(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
+        """Yield the loss of each direction: of a view with the target projections of the other."""
+        target = self.target_projections(views)
+        values: list[Tensor] = []
+        for view, y2 in ((views[0], target[1]), (views[1], target[0])):
+            value = self.direction(view, y2)
+            yield self.scaled(value)
+            values.append(value.detach())
+        return StepOutput(loss=self.scaled(values[0] + values[1], directions=2), features=l2_normalize(target[1]))
+
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the sum of the losses, with the graphs of both in memory."""
         losses = self.losses(views, ids, epoch=epoch, labels=labels)
         total = torch.stack([next(losses) for _ in range(self.loss_parts)]).sum()
@@ -235,6 +237,24 @@ def output_after(losses: Losses) -> StepOutput:
     try:
         next(losses)
     except StopIteration as end:
-        output: StepOutput = end.value
-        return output
+        return end.value
     raise AssertionError("more losses than loss_parts")
+
+
+def in_chunks(network: nn.Module, images: Tensor, size: int) -> Tensor:
+    """Return `network(images)`, computed for `size` images at a time (0: all at once), with the exact gradient.
+
+    This is gradient caching: the first pass keeps no activations. When the gradient of the loss with respect to the
+    output is known, the backward pass computes each chunk again, with its activations. Rows must not depend on each
+    other: no batch norm.
+
+    >>> network, images = nn.Linear(3, 2), torch.ones(5, 3)
+    >>> torch.allclose(in_chunks(network, images, 2), network(images))
+    True
+    """
+    if size == 0 or size >= len(images):
+        return network(images)
+    chunks = torch.split(images, size)
+    if not torch.is_grad_enabled():
+        return torch.cat([network(chunk) for chunk in chunks])
+    return torch.cat([checkpoint(network, chunk, use_reentrant=False) for chunk in chunks])

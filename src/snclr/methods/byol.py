@@ -10,27 +10,19 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from snclr.methods.base import Losses, StepOutput, TwoWayMethod
-from snclr.methods.common.features import l2_normalize, negative_cosine
+from snclr.methods.base import TwoWayMethod
+from snclr.methods.common.features import negative_cosine
 
 
 class BYOL(TwoWayMethod):
     """The total loss is loss(view 1 → 2) + loss(view 2 → 1)."""
 
-    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
-        """Yield the loss of each direction."""
-        target = self.target_projections(views)
-        values: list[Tensor] = []
-        for view, y2 in ((views[0], target[1]), (views[1], target[0])):
-            negative = self.direction(view, y2)
-            yield 2 + 2 * negative
-            values.append(negative.detach())
-        return StepOutput(loss=4 + 2 * (values[0] + values[1]), features=l2_normalize(target[1]))
-
     def direction(self, view: Tensor, y2: Tensor) -> Tensor:
-        """Return −cos(z1, y2) of a view, averaged over the batch; the loss is 2 + 2 × this."""
+        """Return −cos(z1, y2) of a view, averaged over the batch."""
         return negative_cosine(self.predict(self.project([view]))[0], y2)
+
+    def scaled(self, values: Tensor, directions: int = 1) -> Tensor:
+        """Return 2 − 2 cos(z1, y2) of a direction, or the sum of both."""
+        return 2 * directions + 2 * values

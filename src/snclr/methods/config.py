@@ -58,7 +58,7 @@ class ProjectorConfig(MethodConfig):
     """Size of the projector."""
 
     hidden: Count = 4096
-    """Hidden units of the projector. The predictor has as many (nnclr: twice as many; simsiam: a quarter of dim)."""
+    """Hidden units of the projector. The predictor has as many (nnclr: twice as many; simsiam: a quarter of --dim)."""
     dim: AtLeastTwo = 256
     """Output features of the projector (D), which the loss compares."""
     projector_layers: Count = 2
@@ -192,6 +192,9 @@ class SNCLRConfig(MomentumConfig, QueueConfig, SoftNeighborConfig, PredictorConf
     """Features that the search compares: target projections (the paper), or encoder features of the target network."""
     agreeing_neighbors: bool = False
     """Use only those of the K neighbors whose image is also among the K neighbors of the other view."""
+    min_agreement: Annotated[float, Range(ge=0, le=1)] = 0.0
+    """Use neighbors in an epoch only if, in the epoch before, at least this share of the 10 nearest was found from both
+    views of an image; 0: always. No effect with --search-view plain, which has one search."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,11 +14,9 @@ x2 ── momentum encoder ── … projector ── … prototypes ── sof
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
-from snclr.methods.base import MomentumMethod, StepOutput
+from snclr.methods.base import MomentumMethod, StepOutput, Views
 from snclr.methods.common.ema import momentum_copy
 from snclr.methods.common.features import at_least_float32, autocast_disabled, l2_normalize
 from snclr.methods.common.heads import Prototypes, mlp
@@ -69,7 +67,7 @@ class DINO(MomentumMethod):
         """The encoder of the teacher, or of the student if `exported` is student."""
         return self.momentum_encoder if self.config.exported == "teacher" else self.encoder
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions, and of the local crops if there are some."""
         y2 = self.target_projections(views[:2])
         y1 = self.project(views)

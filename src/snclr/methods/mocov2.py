@@ -15,13 +15,11 @@ x2 ── momentum encoder ── momentum projector ── k ┘ ── pushed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import Losses, StepOutput, TwoWayMethod
+from snclr.methods.base import Losses, StepOutput, TwoWayMethod, Views
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import MoCoV2Config
@@ -34,12 +32,11 @@ class MoCoV2(TwoWayMethod):
     queue: NeighborQueue
     projector_bn = False
 
-    @property
-    def loss_parts(self) -> int:
-        """One loss; if `symmetric`, one per direction."""
-        return 2 if self.config.symmetric else 1
+    def __init__(self, encoder: nn.Module, num_features: int, config: MoCoV2Config) -> None:
+        super().__init__(encoder, num_features, config)
+        self.loss_parts = 2 if config.symmetric else 1
 
-    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
+    def losses(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the loss of view 1 to view 2; if `symmetric`, also that of view 2 to view 1."""
         symmetric = self.config.symmetric
         keys = self.target_projections(views if symmetric else views[1:])

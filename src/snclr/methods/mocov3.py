@@ -12,16 +12,14 @@ x2 ── momentum encoder ── momentum projector ── y2 ─┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import Losses, StepOutput, TwoWayMethod
-from snclr.methods.common.contrastive import contrastive_loss
+from snclr.methods.base import TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.config import MoCoV3Config
+from snclr.methods.snclr.loss import contrastive_loss
 
 
 class MoCoV3(TwoWayMethod):
@@ -29,30 +27,20 @@ class MoCoV3(TwoWayMethod):
 
     config: MoCoV3Config
 
-    def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
-        """Yield the loss of each direction."""
-        target = self.target_projections(views)
-        with autocast_disabled(target[0]):
-            target = [l2_normalize(y) for y in target]
-        values: list[Tensor] = []
-        for view, y2 in ((views[0], target[1]), (views[1], target[0])):
-            loss = self.direction(view, y2)
-            yield self._scaled(loss)
-            values.append(loss.detach())
-        return StepOutput(loss=self._scaled(values[0] + values[1]), features=target[1])
-
     def direction(self, view: Tensor, y2: Tensor) -> Tensor:
-        """Return the loss of a view with the normalized target projections y2 of the other."""
+        """Return the loss of a view with the target projections y2 of the other."""
         predicted = self.predict(self.project([view]))[0]
         with autocast_disabled(predicted):
             return self._loss(l2_normalize(predicted), y2)
 
     def _loss(self, z1: Tensor, y2: Tensor) -> Tensor:
+        y2 = l2_normalize(y2)
         return contrastive_loss(z1, y2, tau=self.config.temperature, batch_y2=all_gather(y2))
 
     def disable_compile(self) -> None:
         """Exclude the contrastive loss, which gathers the batch of all ranks."""
         self._loss = torch.compiler.disable(self._loss)  # type: ignore[method-assign,no-untyped-call]
 
-    def _scaled(self, loss: Tensor) -> Tensor:
-        return loss * 2 * self.config.temperature if self.config.times_2tau else loss
+    def scaled(self, values: Tensor, directions: int = 1) -> Tensor:
+        """Return the values, times 2τ with `times_2tau`."""
+        return values * 2 * self.config.temperature if self.config.times_2tau else values

@@ -14,14 +14,12 @@ x2 ── encoder ── projector ── y2 ── predictor ── z2 ──�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather, rank_and_size
-from snclr.methods.base import Method, StepOutput
+from snclr.methods.base import Method, StepOutput, Views
 from snclr.methods.common.features import all_gather_with_gradient, autocast_disabled, l2_normalize
 from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue, Neighbors
@@ -39,7 +37,7 @@ class NNCLR(Method):
         c = self.config
         return mlp(c.dim, 2 * c.hidden, c.dim, layers=c.predictor_layers, final_bias=c.final_bias)
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""
         tau = self.config.temperature
         projections = self.project(views)

@@ -103,8 +103,7 @@ def _byol(setup: Setup) -> dict[str, Any]:
         300: {"lr": 0.3, "weight_decay": 1e-6, "momentum": 0.99},
         1000: {"lr": 0.2, "weight_decay": 1.5e-6, "momentum": 0.996},
     }
-    settings: dict[str, Any] = nearest_length(lengths, setup.epochs)
-    return settings
+    return nearest_length(lengths, setup.epochs)
 
 
 def _swav(setup: Setup) -> dict[str, Any]:

@@ -11,14 +11,12 @@ x2 ── encoder ── projector ── y2 ┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.distributed.collectives import rank_and_size
-from snclr.methods.base import Method, StepOutput
+from snclr.methods.base import Method, StepOutput, Views
 from snclr.methods.common.features import all_gather_with_gradient, autocast_disabled, l2_normalize
 from snclr.methods.config import SimCLRConfig
 
@@ -28,7 +26,7 @@ class SimCLR(Method):
 
     config: SimCLRConfig
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss, which is symmetric in the views."""
         y1, y2 = self.project(views)
         with autocast_disabled(y1):

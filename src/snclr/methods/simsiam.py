@@ -11,11 +11,9 @@ x2 ── encoder ── projector ── y2 ───────────�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
-from snclr.methods.base import Method, StepOutput
+from snclr.methods.base import Method, StepOutput, Views
 from snclr.methods.common.features import l2_normalize, negative_cosine
 from snclr.methods.common.heads import mlp
 from snclr.methods.config import SimSiamConfig
@@ -31,12 +29,11 @@ class SimSiam(Method):
         c = self.config
         return mlp(c.dim, max(1, c.dim // 4), c.dim, layers=c.predictor_layers, final_bias=c.final_bias)
 
-    @property
-    def constant_lr(self) -> tuple[str, ...]:
-        """The predictor."""
-        return ("predictor",) if self.config.fix_predictor_lr else ()
+    def __init__(self, encoder: nn.Module, num_features: int, config: SimSiamConfig) -> None:
+        super().__init__(encoder, num_features, config)
+        self.constant_lr = ("predictor",) if config.fix_predictor_lr else ()
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""
         y1, y2 = self.project(views)
         z1, z2 = self.predict([y1, y2])

@@ -10,15 +10,13 @@ x2 ── encoder ── classifier ┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_reduce_sum, rank_and_size
 from snclr.errors import UserError
-from snclr.methods.base import Method, StepOutput
+from snclr.methods.base import Method, StepOutput, Views
 from snclr.methods.common.features import at_least_float32, autocast_disabled, l2_normalize
 from snclr.methods.config import SupervisedConfig
 
@@ -32,7 +30,7 @@ class Supervised(Method):
             raise UserError(f"the data has {classes} class, a classifier needs two or more; choose another --method")
         self.classifier = nn.Linear(num_features, classes)
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both views."""
         if labels is None:
             raise UserError("method supervised needs labels, and these images have none; choose another --method")

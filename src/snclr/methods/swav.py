@@ -15,13 +15,11 @@ x2 ── encoder ── projector ── y2 ── prototypes ── scores ┘
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather, rank_and_size
-from snclr.methods.base import Method, StepOutput
+from snclr.methods.base import Method, StepOutput, Views
 from snclr.methods.common.features import at_least_float32, autocast_disabled, l2_normalize
 from snclr.methods.common.heads import Prototypes
 from snclr.methods.config import SwAVConfig
@@ -48,13 +46,12 @@ class SwAV(Method):
             sinkhorn_iterations=3,
             sinkhorn_gather_distributed=True,
         )
-        length = config.assignment_queue or 0
-        if length:
-            self.register_buffer("earlier", torch.zeros(2, length, config.dim))
+        self._length = config.assignment_queue or 0
+        if self._length:
+            self.register_buffer("earlier", torch.zeros(2, self._length, config.dim))
             self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
-        self._length = length
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions, and of the local crops if there are some."""
         y = self.project(views)
         frozen = epoch < self.config.freeze_prototypes_epochs

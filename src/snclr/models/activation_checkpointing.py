@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from snclr.errors import UserError
 
 
-def checkpoint_activations(encoder: nn.Module, name: str) -> None:
+def checkpoint_activations(encoder: Any, name: str) -> None:
     """Make `encoder` recompute the activations of its blocks in the backward pass; gradients stay the same.
 
     timm's models have `set_grad_checkpointing`; in a torchvision ResNet, every residual block is recomputed. `name` is
@@ -25,30 +23,21 @@ def checkpoint_activations(encoder: nn.Module, name: str) -> None:
     if isinstance(encoder, ResNet):
         for stage in (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4):
             for block in stage:
-                block.forward = partial(_checkpointed, block.forward)
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     else:
-        _set_grad_checkpointing(encoder, name)
+        try:
+            encoder.set_grad_checkpointing(True)
+        except (AttributeError, AssertionError, NotImplementedError) as error:
+            raise UserError(
+                f"{name} does not support --activation-checkpointing. Omit it, or choose a torchvision ResNet or"
+                " another timm model such as vit_small."
+            ) from error
     for layer in encoder.modules():
         if isinstance(layer, _BatchNorm):
             hooks = _UpdateOnce()
             layer.register_forward_pre_hook(hooks.before)
             # Also after an exception: torch ends the recomputation by one, which may come from inside the layer.
             layer.register_forward_hook(hooks.after, always_call=True)
-
-
-def _checkpointed(forward: Callable[..., Any], *inputs: Any) -> Any:
-    return checkpoint(forward, *inputs, use_reentrant=False)
-
-
-def _set_grad_checkpointing(encoder: Any, name: str) -> None:
-    """Use timm's own checkpointing; raise UserError if the model has none."""
-    try:
-        encoder.set_grad_checkpointing(True)
-    except (AttributeError, AssertionError, NotImplementedError) as error:
-        raise UserError(
-            f"{name} does not support --activation-checkpointing. Omit it, or choose a torchvision ResNet or another"
-            " timm model such as vit_small."
-        ) from error
 
 
 class _UpdateOnce:
@@ -58,10 +47,9 @@ class _UpdateOnce:
         self._kept: tuple[Any, Any] | None = None
 
     def before(self, layer: Any, _inputs: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:  # no backward pass runs; torch.utils.checkpoint tests it this way
-            return
-        self._kept = layer.momentum, layer.num_batches_tracked
-        layer.momentum, layer.num_batches_tracked = 0.0, None
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass; torch.utils.checkpoint tests it this way
+            self._kept = layer.momentum, layer.num_batches_tracked
+            layer.momentum, layer.num_batches_tracked = 0.0, None
 
     def after(self, layer: Any, _inputs: Any, _output: Any) -> None:
         if self._kept is not None:

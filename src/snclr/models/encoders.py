@@ -69,17 +69,12 @@ class EncoderSpec:
         """
         if not isinstance(data, dict) or not {"name", "image_size", "stem"} <= data.keys():
             raise UserError(f"not a saved encoder description: {reprlib.repr(data)}")
-        heads, options = data.get("heads"), [data.get(key, False) for key in ("sincos", "frozen_patch_embed")]
-        if type(heads) not in (int, type(None)) or any(type(option) is not bool for option in options):
+        heads = data.get("heads")
+        fields = {"sincos": "sincos", "freeze_patch_embed": "frozen_patch_embed"}
+        options = {option: data.get(field, False) for option, field in fields.items()}
+        if type(heads) not in (int, type(None)) or any(type(option) is not bool for option in options.values()):
             raise UserError(f"invalid ViT options in the saved encoder description: {reprlib.repr(data)}")
-        spec = resolve_encoder(
-            data["name"],
-            image_size=data["image_size"],
-            stem=data["stem"],
-            heads=heads,
-            sincos=options[0],
-            freeze_patch_embed=options[1],
-        )
+        spec = resolve_encoder(data["name"], image_size=data["image_size"], stem=data["stem"], heads=heads, **options)
         if (resolved := spec.to_dict()) != resolved | data:
             wrong = sorted(str(key) for key in data if data[key] != resolved.get(key))
             raise UserError(f"the saved description of {spec.name} has wrong values of {', '.join(wrong[:3])}")
@@ -132,16 +127,19 @@ def resolve_encoder(
     return dataclasses.replace(spec, num_features=output_width(spec))
 
 
-def build_encoder(spec: EncoderSpec) -> nn.Module:
+def build_encoder(spec: EncoderSpec, *, zero_init_residual: bool = False) -> nn.Module:
     """Return the encoder with new weights: images (N, 3, S, S) → features (N, num_features).
 
-    A stem other than "standard" is one 3×3 convolution (stride 1 or 2) without pooling.
+    A stem other than "standard" is one 3×3 convolution (stride 1 or 2) without pooling. `zero_init_residual` sets the
+    last batch norm of every residual block of a torchvision ResNet to zero, so that each block starts as the identity.
+    BYOL and MoCo v3 start so (Goyal et al., 2017), and timm's ResNets do without it.
 
     >>> encoder = build_encoder(resolve_encoder("resnet10-tiny", image_size=32))
     >>> encoder(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 128])
     """
-    model: Any = _create(spec.library, spec.architecture, spec.model_args)
+    start = {"zero_init_residual": zero_init_residual} if spec.library == "torchvision" else {}
+    model: Any = _create(spec.library, spec.architecture, spec.model_args | start)
     if spec.stem != "standard":
         conv = nn.Conv2d(3, model.bn1.num_features, 3, stride=1 if spec.stem == "small" else 2, padding=1, bias=False)
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as in torchvision and timm
@@ -153,20 +151,6 @@ def build_encoder(spec: EncoderSpec) -> nn.Module:
     if spec.frozen_patch_embed:
         model.patch_embed.proj.requires_grad_(False)
     return model
-
-
-@torch.no_grad()
-def zero_init_residual(encoder: nn.Module) -> None:
-    """Set the last batch norm of every residual block of a ResNet to zero, so that each block starts as the identity.
-
-    BYOL and MoCo v3 start so (Goyal et al., 2017), and timm's ResNets. Other encoders are not changed.
-    """
-    from torchvision.models.resnet import BasicBlock, Bottleneck
-
-    for block in encoder.modules():
-        if isinstance(block, (BasicBlock, Bottleneck)):
-            last: Any = block.bn3 if isinstance(block, Bottleneck) else block.bn2
-            last.weight.zero_()
 
 
 def list_encoders(filter: str | None = None) -> list[str]:
@@ -195,17 +179,15 @@ def output_width(spec: EncoderSpec) -> int:
 
     The pass runs on the meta device, without memory or randomness. Raise UserError for an unsupported image size.
     """
-
-    def forward(device: str) -> object:
-        with _dry_run(spec.name, spec.image_size, device):
-            return build_encoder(spec).eval()(torch.zeros(2, 3, spec.image_size, spec.image_size))
-
-    try:
-        features = forward("meta")
-    except UserError as error:
-        if "meta" not in str(error):
-            raise
-        features = forward("cpu")  # a few models read values, which meta tensors do not have
+    features: object = None
+    for device in ("meta", "cpu"):
+        try:
+            with _dry_run(spec.name, spec.image_size, device):
+                features = build_encoder(spec).eval()(torch.zeros(2, 3, spec.image_size, spec.image_size))
+            break
+        except UserError as error:
+            if "meta" not in str(error):  # else the model reads values, which meta tensors do not have
+                raise
     if not isinstance(features, Tensor) or features.ndim != 2:
         raise UserError(f"{spec.name} does not return one feature vector per image; choose another encoder")
     return features.shape[1]
@@ -235,11 +217,9 @@ def _look_up(name: str, image_size: int) -> tuple[str, str, dict[str, Any]]:
         return "torchvision", name, {}
     if name in NARROW_RESNETS:
         return "timm", "resnet18", dict(NARROW_RESNETS[name])
-    if name in NARROW_VITS:
+    if name in NARROW_VITS or name in SHORT_VITS:
         sizes = {"img_size": image_size, "patch_size": _patch_size(name, image_size)}
-        return "timm", SHORT_VITS["vit_tiny"], {**sizes, **NARROW_VITS[name]}
-    if name in SHORT_VITS:
-        return "timm", SHORT_VITS[name], {"img_size": image_size, "patch_size": _patch_size(name, image_size)}
+        return "timm", SHORT_VITS.get(name, SHORT_VITS["vit_tiny"]), {**sizes, **NARROW_VITS.get(name, {})}
     import timm
 
     # Exactly this name: `timm.create_model` would also accept URLs.
@@ -268,7 +248,7 @@ def _create(library: str, architecture: str, model_args: dict[str, Any]) -> nn.M
     if library == "torchvision":
         import torchvision
 
-        model: nn.Module = torchvision.models.get_model(architecture, weights=None)
+        model: nn.Module = torchvision.models.get_model(architecture, weights=None, **model_args)
         model.fc = nn.Identity()
         return model
     import timm
@@ -282,5 +262,5 @@ def _resolve_stem(name: str, model: nn.Module, stem: str, image_size: int) -> st
     if stem == "auto":
         return "small" if replaceable and image_size <= SMALL_IMAGE else "standard"
     if stem != "standard" and not replaceable:
-        raise UserError(f"stem {stem!r} is for ResNets; {name} has a stem of its own. Use stem auto.")
+        raise UserError(f"stem {stem!r} is for ResNets; {name} has its own stem. Use stem auto.")
     return stem

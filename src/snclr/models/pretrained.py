@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,13 +10,8 @@ from snclr.errors import UserError, first_line
 from snclr.models.encoders import EncoderSpec, resolve_encoder
 from snclr.models.names import NARROW_RESNETS, NARROW_VITS
 
-
-class PretrainedWeights(NamedTuple):
-    """A state dict of the library, and the mean and standard deviation its images were normalized with."""
-
-    state: dict[str, Tensor]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+PretrainedWeights = tuple[dict[str, Tensor], tuple[float, ...], tuple[float, ...]]
+"""A state dict of the library, and the mean and standard deviation its images were normalized with."""
 
 
 def download_pretrained(spec: EncoderSpec) -> PretrainedWeights:
@@ -32,25 +27,19 @@ def download_pretrained(spec: EncoderSpec) -> PretrainedWeights:
     if default != spec.heads:
         raise UserError(f"the pretrained weights of {spec.name} have {default} attention heads, not {spec.heads}")
     try:
-        return _torchvision(spec) if spec.library == "torchvision" else _timm(spec)
+        if spec.library == "torchvision":
+            import torchvision
+
+            weights = torchvision.models.get_model_weights(spec.architecture).DEFAULT
+            transform: Any = weights.transforms()
+            return weights.get_state_dict(progress=True), tuple(transform.mean), tuple(transform.std)
+        import timm
+
+        model: nn.Module = timm.create_model(spec.architecture, pretrained=True, num_classes=0, **spec.model_args)
+        config: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+        return model.state_dict(), tuple(config["mean"]), tuple(config["std"])
     except Exception as error:  # each hub client raises its own errors
         raise UserError(
             f"cannot get the pretrained weights of {spec.name} from {spec.library} ({first_line(error)}). "
             "Download them on another machine and give the file."
         ) from error
-
-
-def _torchvision(spec: EncoderSpec) -> PretrainedWeights:
-    import torchvision
-
-    weights = torchvision.models.get_model_weights(spec.architecture).DEFAULT
-    transform: Any = weights.transforms()
-    return PretrainedWeights(weights.get_state_dict(progress=True), tuple(transform.mean), tuple(transform.std))
-
-
-def _timm(spec: EncoderSpec) -> PretrainedWeights:
-    import timm
-
-    model: nn.Module = timm.create_model(spec.architecture, pretrained=True, num_classes=0, **spec.model_args)
-    config: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
-    return PretrainedWeights(model.state_dict(), tuple(config["mean"]), tuple(config["std"]))

@@ -5,7 +5,6 @@ The positions, the frozen patch embedding and their initialization follow MoCo v
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -81,9 +80,7 @@ def vit_args(
 def init_patch_projection(model: Any) -> None:
     """Initialize the patch embedding Xavier-uniform, as a linear layer on the pixels of a patch."""
     projection = model.patch_embed.proj
-    fan_in = projection.in_channels * math.prod(projection.kernel_size)
-    bound = math.sqrt(6.0 / (fan_in + projection.out_channels))
-    projection.weight.uniform_(-bound, bound)
+    nn.init.xavier_uniform_(projection.weight.flatten(1))  # a view
     if projection.bias is not None:
         projection.bias.zero_()
 

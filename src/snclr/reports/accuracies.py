@@ -8,22 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from snclr.evaluation.results import TITLES
 from snclr.io.jsonl import is_finite_number
 
-KINDS = {
-    "knn": "kNN",
-    "linear-cached": "linear probe",
-    "linear-paper": "linear probe (paper)",
-    "linear-mae": "linear probe (MAE's)",
-    "finetune": "fine-tuning",
-}
-# The end of a protocol, written by `snclr.evaluation.scoring.describe_sets`.
-_SETS = re.compile(
-    r"[\d,]+ training and (?P<n>[\d,]+) test images?, [\d,]+ classes(?:, [\d,]+ images? without a label left out)?"
-    r"(?: \((?P<data>.*)\))?(?:; [\d,]+ (?:test )?images? [^;]*)?$"
-)
-# The number of neighbors in the protocol of kNN, with the reason if it is not the requested one.
-_USED_K = re.compile(r"\bk = (?P<used>\d+(?: \([^()]*\))?)")
 _TRAILING_SLASH = re.compile(r"(?<=\w)/(?=,|$)")  # photos and photos/ are one folder
 _LONG_CLAUSE = 160  # characters
 
@@ -55,7 +42,7 @@ class Accuracy:
     @property
     def title(self) -> str:
         """The kind of evaluation, as shown."""
-        return KINDS.get(self.kind, self.kind)
+        return TITLES.get(self.kind, self.kind)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -64,17 +51,14 @@ class Accuracy:
 
 
 def eval_set_of(record: Mapping[str, Any]) -> EvalSet:
-    """Return the test set of a result, from its fields and its protocol.
+    """Return the test set of a result; a record of an earlier version has it in the last clause of its protocol.
 
-    >>> eval_set_of({"protocol": "kNN: k = 20; 480 training and 120 test images, 5 classes (train a, test b)"})
+    >>> eval_set_of({"data": "train a, test b/", "n": 120})
     EvalSet(name='train a, test b', n=120)
     """
-    found = _SETS.search(str(record.get("protocol", "")))
-    n = record.get("n")
-    if type(n) is not int or n < 1:
-        n = int(found["n"].replace(",", "")) if found else None
-    name = (found["data"] if found else None) or "test set not recorded"
-    return EvalSet(_TRAILING_SLASH.sub("", name), n or None)
+    name, n = record.get("data") or str(record.get("protocol", "")).rpartition("; ")[2], record.get("n")
+    name = _TRAILING_SLASH.sub("", str(name)) or "test set not recorded"
+    return EvalSet(name, n if type(n) is int and n > 0 else None)
 
 
 def accuracy_of(record: Mapping[str, Any]) -> Accuracy | None:
@@ -97,15 +81,18 @@ def accuracy_of(record: Mapping[str, Any]) -> Accuracy | None:
 
 
 def used_k(record: Mapping[str, Any]) -> str | None:
-    """Return the k of a kNN result as text, with the reason if it was changed; None for other results.
+    """Return the k of a kNN result as text, with the requested one if that is another; None for other results.
 
-    >>> used_k({"kind": "knn", "protocol": "kNN: cosine, k = 80 (200 requested, lowered), temperature 0.07"})
-    '80 (200 requested, lowered)'
+    >>> used_k({"kind": "knn", "k": 80, "settings": {"k": 200}}), used_k({"kind": "knn", "k": 80})
+    ('80 (200 requested)', '80')
     """
-    if record["kind"] != "knn":
+    used, settings = record.get("k"), record.get("settings")
+    if record["kind"] != "knn" or not is_finite_number(used):
         return None
-    found = _USED_K.search(str(record.get("protocol", "")))
-    return found["used"] if found else str(record["k"]) if is_finite_number(record.get("k")) else None
+    requested = settings.get("k", used) if isinstance(settings, dict) else used
+    if requested == used:
+        return str(used)
+    return f"{used} (auto)" if requested == "auto" else f"{used} ({requested} requested)"
 
 
 def warnings_of(accuracies: Sequence[Accuracy]) -> list[tuple[str, str]]:
@@ -129,7 +116,7 @@ def by_test_set(results: Sequence[Mapping[str, Any]]) -> dict[EvalSet, list[Accu
         accuracy = accuracy_of(record)
         if accuracy is not None:
             newest.setdefault(eval_set_of(record), {}).setdefault(accuracy.kind, accuracy)
-    order = list(KINDS)
+    order = list(TITLES)
     return {
         tested: sorted(kinds.values(), key=lambda a: order.index(a.kind) if a.kind in order else len(order))
         for tested, kinds in newest.items()

@@ -1,24 +1,24 @@
-"""Build the report of a run: read its files, compute neighbors and map from a sample of its images, write the page."""
+"""Build the report of one run or several: read files, compute neighbors and map from a sample of images, write."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from snclr import __version__
 from snclr.checkpoint.encoder_file import load_encoder
 from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import load_or_none
-from snclr.data.labels import same_class_chance
+from snclr.data.labels import chance_levels
 from snclr.data.splits import sample
 from snclr.errors import UserError, snclr_command
 from snclr.evaluation.analysis.layout import pca
@@ -29,9 +29,9 @@ from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import explain_unwritable, write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
-from snclr.reports.classes import ClassTable, classify_again, rename_classes
-from snclr.reports.embedding_map import TILE, EmbeddingMap, build_map
-from snclr.reports.page import SIDE, Missing, NeighborSection, Page, render_within
+from snclr.reports.classes import classify_again, rename_classes
+from snclr.reports.embedding_map import COLORS, TILE, EmbeddingMap, build_map
+from snclr.reports.page import SIDE, NeighborSection, Page, render_overlay, render_within
 from snclr.reports.run_state import read_alerts, read_state
 from snclr.reports.thumbnails import square_tile, thumbnail_uri
 from snclr.runtime.progress import set_status
@@ -41,7 +41,6 @@ from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import with_current_names
 from snclr.train.sessions import read_sessions
 
-LIMITS = {"images": (3, 5_000), "rows": (1, 24), "k": (1, 20)}
 _NOT_ENCODED = "images were not encoded (--no-embeddings)"
 T = TypeVar("T")
 
@@ -58,11 +57,6 @@ class ReportOptions:
     seed: int = 0
     class_names: Sequence[str] | None = None
     """Names to show instead of the dataset's own, by class number."""
-
-    def __post_init__(self) -> None:
-        for name, (low, high) in LIMITS.items():
-            if not low <= (value := getattr(self, name)) <= high:
-                raise UserError(f"{name} is {value}; a report takes {low} to {high:,}")
 
 
 @dataclass(frozen=True)
@@ -84,73 +78,116 @@ def write_report(
 ) -> ReportResult:
     """Build the page and write it on rank 0; `data` replaces the run's own images."""
     set_status("building the page")
-    content = build_page(session, run, options, data)
-    html, page = render_within(replace(content, explore_link=_explore_link(run, path)))
+    page, explorer = build_page(session, run, options, data), run.explore / "index.html"
+    if explorer.is_file():  # `snclr explore --static RUN/explore` wrote it
+        page = replace(page, explore_link=Path(os.path.relpath(explorer, path.parent)).as_posix())
+    html, page = render_within(page)
     if session.is_rank_zero:
         write_html(path, html)
+    included = page.included()
+    missing = {name: page.missing[name] for name in included if name in page.missing}
     return ReportResult(
-        str(path), len(html.encode()), page.included(), page.missing(),
-        images=len(page.map.dots) if isinstance(page.map, EmbeddingMap) else 0, evaluations=len(page.results),
-        bad_images=len(page.skipped),
+        str(path), len(html.encode()), included, missing,
+        images=len(page.map.dots) if page.map else 0, evaluations=len(page.results), bad_images=len(page.skipped),
     )  # fmt: skip
+
+
+def write_overlay(runs: Sequence[RunDir], path: Path) -> ReportResult:
+    """Write the page of two runs or more; it encodes no images."""
+    if len(runs) > COLORS:
+        raise UserError(f"{len(runs)} runs were given; a chart has colors for {COLORS}")
+    names = [run.path.resolve().name for run in runs]
+    pages = [
+        _read_for_overlay(run, name if names.count(name) == 1 else str(run.path))
+        for run, name in zip(runs, names, strict=True)
+    ]
+    html = render_overlay(pages)
+    write_html(path, html)
+    included = {
+        name: any(page.included()[name] for page in pages) for name in ("curves", "evaluations", "configuration")
+    }
+    return ReportResult(
+        str(path), len(html.encode()), included,
+        {f"{section} of {page.run}": reason for page in pages for section, reason in page.missing.items()},
+        images=0, evaluations=sum(len(page.results) for page in pages),
+        bad_images=sum(len(page.skipped) for page in pages),
+    )  # fmt: skip
+
+
+def _read_for_overlay(run: RunDir, name: str) -> Page:
+    """Read the files of a run, and the chance level of its neighbor purity if that was logged."""
+    page = replace(read_page(run), run=name)
+    if any("neighbor_purity" in record for record in page.records):
+        with contextlib.suppress(UserError):
+            return replace(page, chance=chance_levels(open_dataset(data_of(run.path)).labels))
+    return page
 
 
 def write_html(path: Path, html: str) -> None:
     """Write a page, or raise UserError."""
     with explain_unwritable(path, "choose another --out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, html)
 
 
 def build_page(session: Session, run: RunDir, options: ReportOptions, data: str | None = None) -> Page:
-    """Collect the content of the page; a part that is not available is replaced by the reason."""
-    records, invalid_lines = read_valid_metrics(run)
-    sessions = read_sessions(run.path)
-    settings: Any = Missing(f"there is no {run.config.name}")
-    if run.config.exists():
-        settings = or_missing(lambda: read_config(run.config))
-    dataset = or_missing(lambda: session.open(lambda: open_dataset(data or data_of(run.path))))
-    if not isinstance(dataset, Missing):
+    """Collect the content of the page; a section that is not available is replaced by the reason."""
+    page = read_page(run)
+    missing, neighbors, embedding_map, classes = dict(page.missing), None, None, None
+    dataset = _try(lambda: session.open(lambda: open_dataset(data or data_of(run.path))), missing, "neighbors", "map")
+    if dataset is not None:
         rename_classes(dataset, options.class_names)
-    results = read_results(run.path)
-    reason = dataset if isinstance(dataset, Missing) else Missing(_NOT_ENCODED)
-    neighbors: NeighborSection | Missing = reason
-    embedding_map: EmbeddingMap | Missing = reason
-    classes: ClassTable | Missing | None = Missing(_NOT_ENCODED)
-    if options.embeddings:
-        if not isinstance(dataset, Missing):
+    if not options.embeddings:
+        missing = dict.fromkeys(("neighbors", "map", "classes"), _NOT_ENCODED) | missing
+    else:
+        if dataset is not None:
             some = sample(dataset, options.images, options.seed)
-            neighbors = or_missing(lambda: compute_neighbors(session, run, some, options))
-            embedding_map = or_missing(lambda: compute_map(session, run, some, options))
-        classes = or_missing(lambda: classify_again(session, results, options.class_names))
-    logged = () if isinstance(records, Missing) else records
-    trained = None if isinstance(dataset, Missing) or data else dataset
+            neighbors = _try(lambda: compute_neighbors(session, run, some, options), missing, "neighbors")
+            embedding_map = _try(lambda: compute_map(session, run, some, options), missing, "map")
+        classes = _try(lambda: classify_again(session, page.results, options.class_names), missing, "classes")
+    if dataset is not None and not data:
+        page = replace(page, images=len(dataset), chance=chance_levels(dataset.labels))
+    return replace(page, missing=missing, neighbors=neighbors, map=embedding_map, classes=classes)
+
+
+def read_page(run: RunDir) -> Page:
+    """Read the files of a run: the page without what its images are needed for."""
+    missing: dict[str, str] = {}
+    settings = None
+    if not run.config.exists():
+        missing["configuration"] = f"there is no {run.config.name}"
+    else:
+        settings = _try(lambda: read_config(run.config), missing, "configuration")
+    records = [with_current_names(record) for record in read_jsonl(run.metrics, fields={"step": int})]
+    invalid_lines = count_invalid_lines(run)
+    if not run.metrics.is_file():
+        missing["curves"] = f"there is no {run.metrics.name}"
+    elif not records:
+        missing["curves"] = f"{run.metrics.name} {'has no valid record' if invalid_lines else 'is empty'}"
+    sessions = read_sessions(run.path)
     return Page(
-        run.path.resolve().name or str(run.path), __version__,
-        state=read_state(run, sessions, logged),
-        settings=settings, records=records, invalid_lines=invalid_lines,
-        results=results, classes=classes, skipped=read_jsonl(run.skipped),
-        neighbors=neighbors, map=embedding_map, images=None if trained is None else len(trained),
-        purity_chance=None if trained is None else same_class_chance(trained.labels),
-        alerts=read_alerts(run, logged), explore_command=snclr_command("explore", run.path), sessions=sessions,
+        run.path.resolve().name or str(run.path), read_state(run, sessions, records), settings or {}, records,
+        invalid_lines, read_results(run.path), skipped=read_jsonl(run.skipped), missing=missing, sessions=sessions,
+        alerts=read_alerts(run, records), explore_command=snclr_command("explore", run.path),
         written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
 
 
-def read_valid_metrics(run: RunDir) -> tuple[list[dict[str, Any]] | Missing, int]:
-    """Return the valid records of metrics.jsonl and the number of other lines.
+def _try(compute: Callable[[], T], missing: dict[str, str], *sections: str) -> T | None:
+    """Return a part of the page; None, with the reason in `missing` for its sections, if it is not available."""
+    try:
+        return compute()
+    except UserError as error:
+        missing |= dict.fromkeys(sections, str(error))
+        return None
+
+
+def count_invalid_lines(run: RunDir) -> int:
+    """Return the number of lines of metrics.jsonl that are not records.
 
     A last line without a line break is not counted: a running training may be writing it.
     """
-    if not run.metrics.is_file():
-        return Missing(f"there is no {run.metrics.name}"), 0
-    lines = run.metrics.read_bytes().split(b"\n")
-    parsed = [parse_record(line, {"step": int}) for line in lines]
-    records = [with_current_names(record) for record in parsed if record is not None]
-    invalid = sum(record is None and bool(line.strip()) for line, record in zip(lines[:-1], parsed, strict=False))
-    if records:
-        return records, invalid
-    return Missing(f"{run.metrics.name} has no valid record" if invalid else f"{run.metrics.name} is empty"), invalid
+    lines = run.metrics.read_bytes().split(b"\n")[:-1] if run.metrics.is_file() else []
+    return sum(bool(line.strip()) and parse_record(line, {"step": int}) is None for line in lines)
 
 
 def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> NeighborSection:
@@ -160,18 +197,16 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
     images = len(queries.search.ids)
     if images < 2:
         raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
-    gallery = retrieval.Gallery.from_features(
-        queries.search, dataset, space.projections(session, dataset, "gallery (projections)")
-    )
+    gallery = retrieval.Gallery.from_features(queries.search, dataset, space.projections(session, dataset))
     queries = queries.take(pick_queries(queries.search, images, seed=options.seed))
     ranked, weights = retrieval.rank_as_trained(queries, gallery, options.k, space), space.describe_weights()
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     images_shown = {index: load_or_none(dataset.load, index, SIDE) for index in shown}
     uris = {i: None if image is None else thumbnail_uri(image, SIDE) for i, image in images_shown.items()}
-    purity, chance = retrieval.neighbor_purity(ranked), retrieval.purity_chance(ranked, gallery)
+    purity, chance, description = retrieval.measure_purity(ranked, gallery)
     measured = (
-        f" neighbor purity over all {len(ranked):,} images ({retrieval.describe_purity(gallery, chance)});"
+        f" neighbor purity over all {len(ranked):,} images ({description});"
         if any(share is not None for share in purity)
         else ""
     )
@@ -190,7 +225,7 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
     if len(ids) < 3:
         raise UserError(f"a map needs at least three readable images; {dataset.name} has {len(ids)}")
     layout = pca(features.features.double())
-    first, second = layout.explained or (0.0, 0.0)
+    first, second = layout.explained
     classes = [dataset.class_name(index) for index in ids]
     blank = np.full((TILE, TILE, 3), 128, np.uint8)
     loaded = (load_or_none(dataset.load, index, SIDE) for index in ids)
@@ -215,17 +250,3 @@ def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:
         return encoder, spec.image_size, "encoder"
     method, config = load_trained_method(run.path, torch.device(device))
     return method.exported_encoder, config.image_size, "checkpoint"
-
-
-def or_missing(compute: Callable[[], T]) -> T | Missing:
-    """Return a part of the page, or the reason why it is missing."""
-    try:
-        return compute()
-    except UserError as error:
-        return Missing(str(error))
-
-
-def _explore_link(run: RunDir, report: Path) -> str | None:
-    """Return the address of the page that `snclr explore --static RUN/explore` wrote, relative to the report."""
-    page = run.explore / "index.html"
-    return Path(os.path.relpath(page, report.parent)).as_posix() if page.is_file() else None

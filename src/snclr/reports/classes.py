@@ -1,8 +1,7 @@
-"""Class names of a file, and the accuracy and confusions of each class for the newest kNN result of a run."""
+"""The accuracy and confusions of each class for the newest kNN result of a run."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,32 +11,16 @@ import numpy.typing as npt
 
 from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
+from snclr.evaluation.baselines import classifier_of
 from snclr.evaluation.knn import knn
 from snclr.evaluation.session import Session, open_inputs
 from snclr.io.jsonl import is_finite_number
-from snclr.reports.accuracies import eval_set_of, wilson_interval
+from snclr.reports.accuracies import wilson_interval
 
 MAX_MATRIX = 20
 """Most classes of a confusion matrix; with more, only the most frequent confusions are listed."""
 MAX_ROWS = 40
 """Most classes with a row of their own: the best and the worst ones."""
-_SETTINGS = re.compile(r"\bk = (?P<k>\d+).*?\btemperature (?P<temperature>[\d.e-]+)")
-_SPLITS = (  # written by `snclr.data.splits.open_splits`
-    re.compile(r"train (?P<data>.+), test (?P<test>.+)"),
-    re.compile(r"(?P<data>.+), its own train and test split"),
-    re.compile(r"(?P<data>.+), \d+% of each class held out for the test \(seed (?P<seed>\d+)\)"),
-    re.compile(r"(?P<data>.+)"),
-)
-
-
-@dataclass(frozen=True)
-class ClassAccuracy:
-    """The accuracy of one class, its number of test images, and the 95 % interval."""
-
-    name: str
-    accuracy: float
-    n: int
-    interval: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -49,14 +32,14 @@ class ClassTable:
     protocol: str
 
     @property
-    def rows(self) -> list[ClassAccuracy]:
-        """The classes with test images, best first; with many classes, the best and the worst."""
-        rows = []
-        for number, (name, counts) in enumerate(zip(self.names, self.matrix, strict=True)):
-            if n := int(counts.sum()):
-                share = float(counts[number]) / n
-                rows.append(ClassAccuracy(name, share, n, wilson_interval(share, n)))
-        rows.sort(key=lambda row: (-row.accuracy, row.name))
+    def rows(self) -> list[tuple[str, float, int, tuple[float, float]]]:
+        """Name, accuracy, test images and 95 % interval of the classes with test images, best first.
+
+        With many classes, these are the best and the worst.
+        """
+        shares, totals = np.diag(self.shares).tolist(), self.matrix.sum(axis=1).tolist()
+        rows = [(*one, wilson_interval(*one[1:])) for one in zip(self.names, shares, totals, strict=True) if one[2]]
+        rows.sort(key=lambda row: (-row[1], row[0]))
         return rows if len(rows) <= MAX_ROWS else rows[: MAX_ROWS // 2] + rows[-MAX_ROWS // 2 :]
 
     @property
@@ -94,19 +77,12 @@ def classify_again(
     records = [record for record in results if record["kind"] == "knn"]
     if not records or not is_finite_number(top1 := records[-1]["numbers"].get("top1")):
         return None
-    protocol, description = str(records[-1].get("protocol")), eval_set_of(records[-1]).name
-    settings = _SETTINGS.search(protocol)
-    split = next((match for pattern in _SPLITS if (match := pattern.fullmatch(description or ""))), None)
-    if settings is None or split is None:
-        raise UserError("the newest kNN result does not record its settings and images")
-    given: dict[str, Any] = {"test": None, "seed": 0, **split.groupdict()}
-    inputs = open_inputs(session, given["data"], given["test"], seed=int(given["seed"]))
+    settings = records[-1].get("settings")
+    if not isinstance(settings, dict) or not {"data", "test", "seed", "k", "temperature"} <= settings.keys():
+        raise UserError("the newest kNN result does not record its settings. Run snclr knn again")
+    inputs = open_inputs(session, settings["data"], settings["test"], seed=settings["seed"])
     train, test = inputs.features(session)
-    k, temperature = int(settings["k"]), float(settings["temperature"])
-    score = knn(
-        train.features, train.labels, test.features, test.labels, k=k, temperature=temperature, device=session.device,
-        stop=session.stop,
-    )  # fmt: skip
+    score = classifier_of(knn, session, inputs, k=settings["k"], temperature=settings["temperature"])(train, test, None)
     if abs(score.top1 - top1) > 1e-6:
         raise UserError(
             f"kNN now gives {score.top1:.2%} instead of the recorded {top1:.2%}: images or weights have changed. "
@@ -119,4 +95,5 @@ def classify_again(
     classes = inputs.train.classes or [str(number) for number in range(count)]
     matrix = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(matrix, (truth, predictions), 1)
-    return ClassTable(classes, matrix, f"kNN with k = {k} on {len(truth):,} test images ({description})")
+    on = f"{len(truth):,} test images ({inputs.description})"
+    return ClassTable(classes, matrix, f"kNN with k = {score.facts['k']} on {on}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 from snclr.io.jsonl import is_finite_number
 from snclr.reports.text import format_number
@@ -49,27 +51,9 @@ class Metric:
         return f"{value:.1%}" if self.share else format_number(value)
 
 
-METRICS = (
-    Metric("loss", "Loss", "the loss of the run's method; SNCLR: sum over both directions"),
-    Metric("lr", "Learning rate", "value at the logged step", noisy=False),
-    Metric("spread", "Spread", "1: features spread out; 0: collapsed", min_span=0.2),
-    Metric("effective_rank", "Effective rank", "effective number of dimensions of the features of a batch"),
-    Metric("neighbor_purity", "Neighbor purity",
-           "neighbors with the image's class, augmented views against the queue (labels are not used in training)",
-           True, min_span=0.1),
-    Metric("queue_knn", "Queue kNN", "kNN accuracy within the queue", True, min_span=0.1),
-    Metric("positiveness_entropy", "Positiveness entropy", "1: equal weights; 0: one neighbor has all the weight",
-           min_span=0.2, largest=1.0),
-    Metric("neighbor_age", "Neighbor age", "steps since a neighbor entered the queue"),
-    Metric("neighbor_cosine", "Neighbor cosine", "mean cosine similarity of an image and its neighbors", min_span=0.2,
-           largest=1.0),
-    Metric("neighbor_agreement", "Neighbor agreement", "neighbors of one view that the other view also finds", True),
-    Metric("queue_agreement", "Queue agreement", "neighbors that two similar images have in common", True),
-    Metric("pulled_share", "Pulled share", "neighbors that the loss pulls an image toward", True),
-    Metric("gradient_norm", "Gradient norm", "before clipping"),
-    Metric("queue_fill", "Queue fill", "filled share of the queue", True, noisy=False, min_span=0.1),
-    Metric("images_per_second", "Images per second", "over the last minute"),
-)  # fmt: skip
+_TEXT = files("snclr.reports").joinpath("metrics.yaml").read_text(encoding="utf-8")
+METRICS = tuple(Metric(name, **fields) for name, fields in yaml.safe_load(_TEXT).items())
+"""All metrics that are drawn, in the order of their charts."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +185,8 @@ def _chart(
         smoothed = smooth(epochs, values) if metric.noisy else (np.empty(0), np.empty(0), 1)
         points = {"epoch": epochs[kept], "value": values[kept], "x": x_of(epochs[kept]), "y": y_of(values[kept])}
         return Line(
-            run, _path(points["x"], points["y"]), _dots(points["x"], points["y"]),
+            run, _path(points["x"], points["y"]),
+            _path(points["x"], points["y"], connect=False) if len(kept) <= MAX_DOTS else "",
             _path(x_of(smoothed[0]), y_of(smoothed[1])), smoothed[2],
             {"step": [steps[i] for i in kept], "run": run}
             | {name: [None if np.isnan(v) else float(f"{v:.6g}") for v in column] for name, column in points.items()},
@@ -245,27 +230,13 @@ def _ticks(low: float, high: float, count: int) -> list[float]:
     """
     from matplotlib.ticker import MaxNLocator
 
-    for bins in range(count, 2 * count):  # in a narrow range, two of the first may be left
-        values = MaxNLocator(nbins=bins, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-        ticks = [float(value) for value in values if low <= value <= high]
-        if len(ticks) > 2:
-            break
-    return ticks
+    locator = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3)
+    return [float(value) for value in locator.tick_values(low, high) if low <= value <= high]
 
 
-def _path(x: Array, y: Array) -> str:
+def _path(x: Array, y: Array, *, connect: bool = True) -> str:
     """Return an SVG path that is interrupted at missing values; an isolated point becomes a dot by its round caps."""
-    parts, connected = [], False
-    for left, top in zip(x.tolist(), y.tolist(), strict=True):
-        if not np.isnan(top):
-            parts.append(f"L{left:.2f} {top:.2f}" if connected else f"M{left:.2f} {top:.2f}l0 0")
-        connected = not np.isnan(top)
-    return "".join(parts)
-
-
-def _dots(x: Array, y: Array) -> str:
-    """Return an SVG path of dots, drawn by their round caps; empty with more than `MAX_DOTS`."""
-    if len(x) > MAX_DOTS:
-        return ""
-    pairs = zip(x.tolist(), y.tolist(), strict=True)
-    return "".join(f"M{left:.2f} {top:.2f}l0 0" for left, top in pairs if not np.isnan(top))
+    drawn = ~np.isnan(y)
+    joined = np.concatenate([[False], drawn])[: len(y)] & connect
+    points = zip(x[drawn].tolist(), y[drawn].tolist(), joined[drawn].tolist(), strict=True)
+    return "".join(f"{'L' if line else 'M'}{left:.2f} {top:.2f}{'' if line else 'l0 0'}" for left, top, line in points)

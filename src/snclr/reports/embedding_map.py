@@ -45,12 +45,12 @@ def build_map(
     colors, legend = _colors(classes, len(keys))
     names = [visible(key, _MAX_NAME) for key in keys]
     labels = None if classes is None else [None if label is None else visible(label, 200) for label in classes]
-    titles = [f"{n} · {c}" if c is not None else n for n, c in zip(names, labels or [None] * len(names), strict=True)]
+    titles = names if labels is None else [n if c is None else f"{n} · {c}" for n, c in zip(names, labels, strict=True)]
     columns = max(1, int(np.ceil(np.sqrt(len(names)))))
     sprite = None if tiles is None else sprite_uri(tiles, columns)
-    dots = zip(_positions(points).tolist(), colors, titles, strict=True)
+    x, y = _positions(points).T.tolist()
     return EmbeddingMap(
-        [(x, y, color, title) for (x, y), color, title in dots], legend,
+        list(zip(x, y, colors, titles, strict=True)), legend,
         {"names": names, "classes": labels, "columns": columns, "sprite": sprite}, protocol,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The report of a run as one self-contained HTML page that loads nothing from the network."""
+"""The report of one run or several as one self-contained HTML page that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from snclr.evaluation.results import NeighborRow
+from snclr import __version__
+from snclr.evaluation.results import TITLES, NeighborRow
 from snclr.io.jsonl import is_finite_number
 from snclr.reports import accuracies, curves, embedding_map
 from snclr.reports.classes import MAX_MATRIX, ClassTable
@@ -53,34 +54,29 @@ class NeighborSection:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """The reason why a section is empty."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Page:
-    """The content of a report."""
+    """What a report shows about a run: its files, and the sections that are computed from its images."""
 
     run: str
-    version: str
+    """Name of the run."""
     state: RunState
-    settings: Mapping[str, Any] | Missing
-    records: Sequence[dict[str, Any]] | Missing
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    records: Sequence[dict[str, Any]] = ()
     """The lines of metrics.jsonl."""
     invalid_lines: int = 0
     """Lines of metrics.jsonl that are not records."""
     results: Sequence[Mapping[str, Any]] = ()
-    classes: ClassTable | Missing | None = None
+    classes: ClassTable | None = None
     """Accuracy by class; None without a kNN result."""
     skipped: Sequence[Mapping[str, Any]] = ()
-    neighbors: NeighborSection | Missing = Missing("not requested")
-    map: EmbeddingMap | Missing = Missing("not requested")
+    neighbors: NeighborSection | None = None
+    map: EmbeddingMap | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a section is left out, by its name: configuration, curves, neighbors, map, classes."""
     images: int | None = None
     """Number of training images, if known."""
-    purity_chance: float | None = None
-    """Neighbor purity of random training images, if their classes are known."""
+    chance: Mapping[str, float] = field(default_factory=dict)
+    """Chance levels by the name of the metric, if the classes of the training images are known."""
     sessions: Sequence[Mapping[str, Any]] = ()
     """The starts of the training, oldest first: see `snclr.train.sessions`."""
     alerts: Sequence[str] = ()
@@ -92,15 +88,26 @@ class Page:
 
     def included(self) -> dict[str, bool]:
         """Return which sections the page has."""
-        return {name: bool(part) and not isinstance(part, Missing) for name, part in self._parts().items()}
+        parts: dict[str, Any] = {
+            "curves": self.records, "neighbors": self.neighbors, "map": self.map, "evaluations": self.results,
+            "configuration": self.settings,
+        }  # fmt: skip
+        return {name: bool(part) for name, part in parts.items()}
 
-    def missing(self) -> dict[str, str]:
-        """Return why sections are missing."""
-        return {name: part.reason for name, part in self._parts().items() if isinstance(part, Missing)}
+    @property
+    def epochs(self) -> tuple[str, str] | None:
+        """The epochs trained so far and, if known, "of" how many, as text; None if nothing was logged."""
+        epoch, total = self.records[-1].get("epoch") if self.records else None, self.settings.get("epochs")
+        if not is_finite_number(epoch):
+            return None
+        return format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""  # type: ignore[arg-type]
 
-    def _parts(self) -> dict[str, Any]:
-        parts = {"curves": self.records, "neighbors": self.neighbors, "map": self.map}
-        return {**parts, "evaluations": self.results, "configuration": self.settings}
+    @property
+    def wall_time(self) -> str:
+        """The training time over all sessions, as text; one that was killed did not record its time."""
+        seconds = [session.get("seconds") for session in self.sessions]
+        total = duration(sum(value for value in seconds if is_finite_number(value)))  # type: ignore[misc]
+        return "–" if not seconds else total if all(map(is_finite_number, seconds)) else f"over {total}"
 
 
 def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
@@ -109,11 +116,12 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
     The map's thumbnails are dropped first, then the map, then the neighbors.
     """
     candidates = [page]
-    if isinstance(page.map, EmbeddingMap):
+    if page.map is not None:
         candidates.append(replace(page, map=replace(page.map, data={**page.map.data, "sprite": None})))
-        candidates.append(replace(page, map=Missing(_TOO_LARGE)))
-    if isinstance(page.neighbors, NeighborSection):
-        candidates.append(replace(candidates[-1], neighbors=Missing(_TOO_LARGE)))
+        candidates.append(replace(page, map=None, missing={**page.missing, "map": _TOO_LARGE}))
+    if page.neighbors is not None:
+        missing = {**candidates[-1].missing, "neighbors": _TOO_LARGE}
+        candidates.append(replace(candidates[-1], neighbors=None, missing=missing))
     for shown in candidates:
         html = render(shown)
         if len(html.encode()) <= max_bytes:
@@ -123,25 +131,63 @@ def render_within(page: Page, max_bytes: int = MAX_BYTES) -> tuple[str, Page]:
 
 def render(page: Page) -> str:
     """Render the page to HTML."""
-    records = () if isinstance(page.records, Missing) else page.records
-    chance = {} if page.purity_chance is None else {"neighbor_purity": page.purity_chance}
-    charts, logged = curves.build_charts(records, chance=chance), curves.last_values(records)
-    missing = page.missing()
-    if not logged:
-        why = "metrics.jsonl has no numbers that can be drawn" if records else "nothing was logged yet"
-        missing.setdefault("curves", why)
+    charts, logged = curves.build_charts(page.records, chance=page.chance), curves.last_values(page.records)
+    missing = dict(page.missing)
+    if not logged and not missing.get("curves"):
+        missing["curves"] = (
+            "metrics.jsonl has no numbers that can be drawn" if page.records else "nothing was logged yet"
+        )
     drawn = {chart.metric.name for chart in charts}
     return environment().get_template("report.html").render(
-        page=page, missing=missing, settings={} if isinstance(page.settings, Missing) else page.settings,
-        tiles=_tiles(page, records, logged, chance), charts=charts, chart_data=chart_data(charts),
+        page=page, missing=missing, charts=charts, chart_data=chart_data(charts), logged=logged,
         single_values=[(metric.title, value) for name, (metric, value) in logged.items() if name not in drawn],
-        line_description=curves.describe_lines(charts) if charts else "",
-        map=None if isinstance(page.map, Missing) else page.map, results=_without_repeats(page.results),
-        class_table=page.classes if isinstance(page.classes, ClassTable) else None,
-        class_reason=page.classes.reason if isinstance(page.classes, Missing) else "",
-        how_it_ran=_how_it_ran(page.sessions),
+        line_description=curves.describe_lines(charts) if charts else "", results=_without_repeats(page.results),
+        how_it_ran=_how_it_ran(page),
         accuracies=list(accuracies.by_test_set(page.results).items())[:MAX_TEST_SETS],
     )  # fmt: skip
+
+
+def render_overlay(runs: Sequence[Page]) -> str:
+    """Render the page of several runs, with common charts and a column per run, to HTML."""
+    levels = [run.chance for run in runs if run.chance]
+    chance = levels[0] if levels and all(level == levels[0] for level in levels) else None
+    charts = curves.build_charts(*(run.records for run in runs), chance=chance)
+    return environment().get_template("overlay.html").render(
+        runs=runs, charts=charts, chart_data=chart_data(charts), line_description=curves.describe_lines(charts),
+        last=[curves.last_values(run.records) for run in runs], accuracies=_accuracies_by_kind(runs),
+        warnings=_warnings(runs), settings=_different_settings(runs), written=runs[0].written,
+    )  # fmt: skip
+
+
+def _accuracies_by_kind(
+    runs: Sequence[Page],
+) -> list[tuple[accuracies.EvalSet, list[tuple[str, list[accuracies.Accuracy | None]]]]]:
+    """Return, for each test set, the kinds of evaluation with the newest accuracy of each run."""
+    by_run = [accuracies.by_test_set(run.results) for run in runs]
+    sets = dict.fromkeys(tested for one in by_run for tested in one)
+    rows = []
+    for tested in sets:
+        found = [{accuracy.title: accuracy for accuracy in one.get(tested, [])} for one in by_run]
+        kinds = dict.fromkeys(title for one in found for title in one)
+        rows.append((tested, [(title, [one.get(title) for one in found]) for title in kinds]))
+    return rows
+
+
+def _warnings(runs: Sequence[Page]) -> list[tuple[str, str]]:
+    """Return every warning of the shown accuracies once, with the runs and kinds of evaluation it belongs to."""
+    titles: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for cards in accuracies.by_test_set(run.results).values():
+            for kinds, warning in accuracies.warnings_of(cards):
+                titles.setdefault(warning, {})[f"{run.run} ({kinds})"] = None
+    return [(", ".join(of), warning) for warning, of in titles.items()]
+
+
+def _different_settings(runs: Sequence[Page]) -> list[tuple[str, list[Any]]]:
+    """Return the settings that are not the same in all runs, with a value per run ("–": the run does not have it)."""
+    names = dict.fromkeys(name for run in runs for name in run.settings if name != "out")
+    rows = [(name, [run.settings.get(name, "–") for run in runs]) for name in names]
+    return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
 
 
 def content_security_policy() -> str:
@@ -167,11 +213,11 @@ def environment() -> Environment:
     env.filters |= {"clauses": accuracies.clauses, "flags": _flags}
     env.tests["finite"] = is_finite_number
     env.globals |= {
-        "accuracy_of": accuracies.accuracy_of, "warnings_of": accuracies.warnings_of, "kinds": accuracies.KINDS,
+        "accuracy_of": accuracies.accuracy_of, "warnings_of": accuracies.warnings_of, "kinds": TITLES,
         "curves": curves, "map_module": embedding_map, "image_side": SIDE,
         "policy": content_security_policy(), "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")), "max_results": MAX_RESULTS, "max_skipped": MAX_SKIPPED,
-        "max_matrix": MAX_MATRIX,
+        "max_matrix": MAX_MATRIX, "headline": HEADLINE, "version": __version__,
     }  # fmt: skip
     return env
 
@@ -189,58 +235,20 @@ def chart_data(charts: Sequence[curves.Chart]) -> dict[str, Any]:
     return {c.metric.name: {"share": c.metric.share, "lines": [line.points for line in c.lines]} for c in charts}
 
 
-def _tiles(
-    page: Page, records: Sequence[dict[str, Any]], logged: Mapping[str, tuple[curves.Metric, str]],
-    chance: Mapping[str, float],
-) -> list[tuple[str, str, str]]:  # fmt: skip
-    """Return name, value and note of each headline number."""
-    tiles = [("state", page.state.title, page.state.note)]
-    if epochs := trained_epochs(records, {} if isinstance(page.settings, Missing) else page.settings):
-        tiles.append(("epochs", *epochs))
-    tiles += [
-        (metric.title.lower(), last,
-         "last logged step" + (f"; chance {metric.format(chance[name])}" if name in chance else ""))
-        for name, (metric, last) in logged.items() if name in HEADLINE
-    ]  # fmt: skip
-    if page.sessions:
-        tiles.append(("wall time", wall_time(page.sessions), "training only"))
-    return [*tiles, ("unreadable images", f"{len(page.skipped):,}", "replaced by others" if page.skipped else "")]
-
-
-def trained_epochs(records: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the epochs trained so far and, if known, "of" how many, as text; None if nothing was logged."""
-    epoch, total = records[-1].get("epoch") if records else None, settings.get("epochs")
-    if not is_finite_number(epoch):
-        return None
-    return format_number(epoch), f"of {format_number(total)}" if is_finite_number(total) else ""  # type: ignore[arg-type]
-
-
-def wall_time(sessions: Sequence[Mapping[str, Any]]) -> str:
-    """Return the training time over all sessions, as text; one that was killed did not record its time."""
-    seconds = [session.get("seconds") for session in sessions]
-    total = duration(sum(value for value in seconds if is_finite_number(value)))  # type: ignore[misc]
-    return total if all(map(is_finite_number, seconds)) else f"over {total}"
-
-
-def _how_it_ran(sessions: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _how_it_ran(page: Page) -> list[tuple[str, str]]:
     """Return name and text of what is known about the sessions; machine and versions are those of the last one."""
-    if not sessions:
+    if not page.sessions:
         return []
-    commands = list(dict.fromkeys(str(session.get("command") or "Python API") for session in sessions))
-    last = sessions[-1]
-    hardware = [
-        str(last.get("device", "unknown")),
-        f"cores: {last.get('cores', '?')}",
-        f"threads: {last.get('threads', '?')}",
-    ]
-    if last.get("ranks", 1) != 1:
-        hardware.append(f"ranks: {last['ranks']}")
+    commands = list(dict.fromkeys(str(session.get("command") or "Python API") for session in page.sessions))
+    first, last = page.sessions[0], page.sessions[-1]
+    counted = ["cores", "threads", *(["ranks"] if last.get("ranks", 1) != 1 else [])]
+    hardware = [str(last.get("device", "unknown")), *(f"{name}: {last.get(name, '?')}" for name in counted)]
     versions = last.get("versions")
     known = [f"{name} {value}" for name, value in versions.items()] if isinstance(versions, dict) else ["not recorded"]
-    started = str(sessions[0].get("time", "")).replace("T", " ").split("+")[0]
     return [
         *(("command", command) for command in commands[:5]),
-        ("started (UTC)", started), ("wall time", wall_time(sessions)), ("starts", f"{len(sessions):,}"),
+        ("started (UTC)", str(first.get("time", "")).replace("T", " ").split("+")[0]),
+        ("wall time", page.wall_time), ("starts", f"{len(page.sessions):,}"),
         ("hardware", ", ".join(hardware)), ("versions", ", ".join(known)),
     ]  # fmt: skip
 

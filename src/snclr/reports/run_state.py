@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from snclr.checkpoint.format import saved_checkpoints
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import snclr_command
 from snclr.io.jsonl import is_finite_number, read_jsonl
@@ -36,22 +36,12 @@ def read_state(run: RunDir, sessions: Sequence[Mapping[str, Any]], records: Sequ
     ended = bool(sessions) and is_finite_number(sessions[-1].get("seconds"))
     if not ended and run.lock.is_held():
         return RunState("in progress", "no encoder yet")
-    step = _last_step(run, records)
+    saved = saved_checkpoints(run.checkpoints)  # a resume continues at the newest one
+    step = max(saved) if saved else int(records[-1]["step"]) if records else None
     return RunState(
         "stopped", "before the first step" if step is None else f"at step {step:,}",
         snclr_command("pretrain", "--resume", "--out", run.path),
     )  # fmt: skip
-
-
-def _last_step(run: RunDir, records: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the step of the newest checkpoint, where a resume continues; without one, the last logged step."""
-    saved = saved_checkpoints(run)
-    return max(saved) if saved else int(records[-1]["step"]) if records else None
-
-
-def saved_checkpoints(run: RunDir) -> dict[int, Path]:
-    """Return the checkpoints of a run, intact or damaged, by step."""
-    return {int(path.name[5:]): path for path in run.checkpoints.glob("step-" + "[0-9]" * 10)}
 
 
 def read_alerts(run: RunDir, records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,8 +1,13 @@
-"""Names and numbers as text for people."""
+"""Names and numbers as text for people, and the names of classes in a file."""
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from pathlib import Path
+from typing import Any
+
+from snclr.errors import UserError, similar_path
 
 _JOINERS = "\u200c\u200d"  # invisible, but part of Persian words and of composed emoji
 _HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
@@ -19,9 +24,9 @@ def visible(value: object, max_length: int | None = None) -> str:
     text = str(value)
     if max_length is not None and len(text) > max_length:
         text = "…" + text[len(text) - max_length + 1 :]
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_show(character) for character in text)
+    hidden = {c for c in set(text) - set(_JOINERS) if unicodedata.category(c) in _HIDDEN_CATEGORIES}
+    codes = {c: c.encode("unicode_escape").decode().replace("\\n", "\\x0a").replace("\\r", "\\x0d") for c in hidden}
+    return text.translate({ord(c): code for c, code in codes.items()})
 
 
 def format_number(value: float) -> str:
@@ -33,7 +38,21 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _show(character: str) -> str:
-    if character in _JOINERS or unicodedata.category(character) not in _HIDDEN_CATEGORIES:
-        return character
-    return character.encode("unicode_escape").decode().replace("\\n", "\\x0a").replace("\\r", "\\x0d")
+def read_class_names(path: str | Path) -> list[str]:
+    """Read class names in the order of the class numbers: one per line, or a JSON list."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        hint = similar_path(Path(path))
+        raise UserError(f"cannot read the class names in {path}{hint} ({reason})") from error
+    if not text.lstrip().startswith("["):
+        names: Any = [line.strip() for line in text.rstrip().splitlines()]
+    else:
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{path} is not a JSON list of class names ({error})") from error
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise UserError(f"{path} must give a name for every class: one per line, or a JSON list of texts")
+    return list(names)

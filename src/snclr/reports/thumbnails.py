@@ -6,7 +6,9 @@ import base64
 import io
 
 import numpy as np
+import torch
 from PIL import Image
+from torchvision.utils import make_grid
 
 from snclr.data.decode import RGBImage
 
@@ -23,12 +25,8 @@ def thumbnail_uri(image: RGBImage, side: int) -> str:
 
 def sprite_uri(tiles: RGBImage, columns: int) -> str:
     """Return tiles (N, S, S, 3) on a grid, row by row, as one data URI."""
-    count, side = len(tiles), tiles.shape[1]
-    rows = -(-count // columns)
-    grid = np.zeros((rows * columns, side, side, 3), np.uint8)
-    grid[:count] = tiles
-    sprite = grid.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
-    return _data_uri(sprite, "JPEG")
+    sprite = make_grid(torch.from_numpy(tiles).permute(0, 3, 1, 2), nrow=columns, padding=0)
+    return _data_uri(sprite.permute(1, 2, 0).numpy(), "JPEG")
 
 
 def square_tile(image: RGBImage, side: int) -> RGBImage:

@@ -66,10 +66,8 @@ def math_settings(device: torch.device | str, *, tf32: bool, deterministic: bool
     Otherwise cuDNN measures which of its convolutions is the fastest.
     """
     backends: Any = torch.backends
-    on_gpu = torch.device(device).type == "cuda"
-    wanted: list[tuple[Any, str, Any]] = []
-    if on_gpu:
-        wanted += [*_tf32_settings(tf32), (backends.cudnn, "benchmark", not deterministic)]
+    wanted = [*_tf32_settings(tf32), (backends.cudnn, "benchmark", not deterministic)]
+    wanted = wanted if torch.device(device).type == "cuda" else []
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     attention = backends.cuda.mem_efficient_sdp_enabled(), backends.cuda.cudnn_sdp_enabled()

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -22,7 +24,7 @@ _WINDOW_UPDATES = 8
 _REFRESH_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
 _FIRST_LINE_SECONDS = 0.2
-_SILENT_SECONDS = 2.0
+_LOG_SECONDS = 30.0
 _BRIEF_SECONDS = 2.0
 _MIN_BAR_WIDTH = 8
 
@@ -57,7 +59,7 @@ class Progress:
     """What is counted; "" shows no rate."""
     done: int = 0
     """Finished items, including those of an interrupted run that is resumed."""
-    interval: float = 30.0
+    interval: float = _LOG_SECONDS
     """Seconds between plain lines."""
     quiet: bool = False
     stream: TextIO = field(default_factory=lambda: sys.stderr)
@@ -159,10 +161,6 @@ class Progress:
             self._bar.update(0, total=self.total, completed=self.done)
             self._bar.refresh()
 
-    def _keep_moving(self) -> None:
-        if (bar := self._bar) is not None:
-            bar.refresh()
-
     def _print(self, text: str) -> None:
         if self._bar is None:
             print(text, file=self.stream, flush=True)
@@ -217,44 +215,37 @@ def _start_bar(progress: Progress) -> Any:
             yield from super().get_renderables()
             yield from (Text(f"  {line}", no_wrap=True) for line in _fill_lines(below, console.width - 2))
 
+    columns = (
+        SpinnerColumn("line", finished_text=" "), TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None), TextColumn("{task.fields[pace]}", markup=False),
+    )  # fmt: skip
+    to_stderr = progress.stream is sys.stderr  # results on stdout stay there
     bar = WithValues(
-        SpinnerColumn("line", finished_text=" "),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[pace]}", markup=False),
-        console=console,
-        expand=True,
+        *columns, console=console, expand=True, redirect_stdout=False, redirect_stderr=to_stderr,
         auto_refresh=False,  # `update` and the status line refresh it
-        redirect_stdout=False,  # results on stdout stay there
-        redirect_stderr=progress.stream is sys.stderr,
-    )
+    )  # fmt: skip
     bar.add_task(progress.description, total=progress.total, completed=progress.done, pace="")
     bar.start()
     return bar
 
 
-def _fill_lines(parts: Iterable[str], width: int) -> Iterable[str]:
+def _fill_lines(parts: Iterable[str], width: int) -> list[str]:
     """Join parts to lines of at most `width` characters; no part is split.
 
-    >>> list(_fill_lines(["loss 3.1", "purity 20%", "rank 5"], 24))
+    >>> _fill_lines(["loss 3.1", "purity 20%", "rank 5"], 24)
     ['loss 3.1 · purity 20%', 'rank 5']
     """
-    line = ""
-    for part in parts:
-        if line and len(line) + 3 + len(part) > width:
-            yield line
-            line = ""
-        line = f"{line} · {part}" if line else part
-    if line:
-        yield line
+    text = " · ".join(part.replace(" ", "\xa0") for part in parts)  # lines do not end at a no-break space
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return [line.strip(" ·").replace("\xa0", " ") for line in lines]
 
 
 class StatusLine:
     """Within the block, show on a terminal what the command does, and for how long, if nothing else is shown.
 
     The line is replaced by any other output. While there is a bar, its spinner is kept moving instead. With `log` and
-    without a terminal, a command that takes longer than a moment prints its name, and again after 2, 4, 8 … seconds
-    until there is other output.
+    without a terminal, each text that stays longer than a moment is one line, and without other output one more with
+    the seconds after half a minute, a minute, two …
     """
 
     def __init__(self, name: str, *, quiet: bool = False, log: bool = False) -> None:
@@ -262,8 +253,8 @@ class StatusLine:
         self._stream = sys.stderr
         wanted = not quiet and is_first_rank()
         self._shown = wanted and _is_terminal(self._stream)
-        self._logged, self._silent = wanted and log and not self._shown, True
-        self._since = time.monotonic()
+        self._logged = wanted and log and not self._shown
+        self._since, self._due = time.monotonic(), _FIRST_LINE_SECONDS
         self._visible = False
         self._progress: Progress | None = None
         self._ended = threading.Event()
@@ -272,7 +263,6 @@ class StatusLine:
         self._replaced: dict[str, TextIO] = {}
 
     def __enter__(self) -> StatusLine:
-        global _status
         global _status
         if self._shown or self._logged:
             _status = self
@@ -302,7 +292,7 @@ class StatusLine:
     def set(self, text: str) -> None:
         """Show another text and count its seconds."""
         with self._lock:
-            self._text, self._since = text, time.monotonic()
+            self._text, self._since, self._due = text, time.monotonic(), _FIRST_LINE_SECONDS
             self._show()
 
     def pause(self, progress: Progress, bar: bool) -> None:
@@ -316,7 +306,7 @@ class StatusLine:
     def clear(self) -> None:
         """Remove the line, before something else is printed."""
         with self._lock:
-            self._silent = False
+            self._due = math.inf
             if self._visible:
                 self._write("\r\x1b[K")
                 self._visible = False
@@ -324,9 +314,11 @@ class StatusLine:
     def _show(self) -> None:
         progress = self._progress
         if self._logged:
+            self._log_if_due()
             return
         if progress is not None:  # without the lock: a bar has its own, and writes through `_ClearFirst`
-            progress._attempt(progress._keep_moving)
+            if (bar := progress._bar) is not None:
+                progress._attempt(bar.refresh)
             return
         with self._lock:
             seconds = round(time.monotonic() - self._since)
@@ -342,19 +334,16 @@ class StatusLine:
             self._ended.set()
 
     def _repeat(self) -> None:
-        if self._logged:
-            self._repeat_in_log()
-            return
-        while not self._ended.wait(_STATUS_SECONDS):
+        while not self._ended.wait(_FIRST_LINE_SECONDS if self._logged else _STATUS_SECONDS):
             self._show()
 
-    def _repeat_in_log(self) -> None:
-        pause = _FIRST_LINE_SECONDS
-        while not self._ended.wait(pause) and self._silent:
-            with self._lock:
-                seconds = round(time.monotonic() - self._since)
-                self._write(f"{self.name}: {self._text}" + (f" · {seconds} s\n" if seconds else "\n"))
-            pause = max(_SILENT_SECONDS, 2 * pause)
+    def _log_if_due(self) -> None:
+        with self._lock:
+            seconds = time.monotonic() - self._since
+            if seconds >= self._due:
+                again = self._due > _FIRST_LINE_SECONDS
+                self._write(f"{self.name}: {self._text}" + (f" · {seconds:.0f} s\n" if again else "\n"))
+                self._due = max(_LOG_SECONDS, 2 * self._due)
 
 
 class _ClearFirst:

@@ -14,8 +14,9 @@ from typing import Any
 
 from snclr.runtime.early_interrupt import exit_at_once, write_interrupted
 
-_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
-"""SIGUSR1 announces the SIGTERM of a preemption, so both have the exit code on which a job script requeues."""
+STOP_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
+"""Signals that request a stop, with the exit codes. SIGUSR1 announces the SIGTERM of a preemption, so both have the
+exit code on which a job script requeues."""
 _PR_SET_PDEATHSIG = 1
 
 STARTED_BY = "SNCLR_STARTED_BY"
@@ -56,10 +57,9 @@ def command_signals() -> Iterator[None]:
     }
     replaced = {}
     if threading.current_thread() is threading.main_thread():
-        current = {number: signal.getsignal(number) for number in handlers}
-        replaced = {number: current[number] for number, (known, _) in handlers.items() if current[number] in known}
-    for number in replaced:
-        signal.signal(number, handlers[number][1])
+        for number, (known, handler) in handlers.items():
+            if signal.getsignal(number) in known:
+                replaced[number] = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -98,7 +98,7 @@ class StopRequested(BaseException):
     @property
     def exit_code(self) -> int:
         """130 for SIGINT, 143 for SIGTERM and SIGUSR1."""
-        return _EXIT_CODES[self.signal]
+        return STOP_SIGNALS[self.signal]
 
 
 class StopFlag:
@@ -119,7 +119,6 @@ class StopFlag:
         self.requested: signal.Signals | None = None
         """The first signal received."""
         self._interrupts = 0
-        self._owner = os.getpid()
         self._previous: dict[signal.Signals, Any] = {}
 
     def request(self, signum: int) -> None:
@@ -129,7 +128,7 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
-            for number in _EXIT_CODES:
+            for number in STOP_SIGNALS:
                 if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -148,3 +147,5 @@ class StopFlag:
             self._interrupts += 1
             if self._interrupts > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise KeyboardInterrupt
+            if self._interrupts == 1 and os.isatty(2) and STARTED_BY not in os.environ:  # a step can take a minute
+                os.write(2, b"\nstopping: saving first; press Ctrl-C again to stop at once\n")

@@ -10,13 +10,9 @@ from snclr.data.info import DatasetInfo, inspect_dataset
 from snclr.data.splits import has_own_test_split
 from snclr.data.validation_split import FIT
 from snclr.errors import UserError, count
-from snclr.studies.conditions.budget import parse_budget
-from snclr.studies.conditions.leakage import check_test_images
-from snclr.studies.conditions.tuning import TUNE_SEED, parse_tune
+from snclr.studies import paper
+from snclr.studies.conditions import TUNE_SEED, check_test_images, parse_budget, parse_tune
 from snclr.studies.options import StudyOptions
-from snclr.studies.paper.ablations import NO_NEIGHBORS, TABLES, ablation_rows
-from snclr.studies.paper.named import get_study, is_small, study_measures, study_rows, study_settings
-from snclr.studies.paper.reported import NamedStudy
 from snclr.studies.runs import Evaluation, Row, parse_methods
 from snclr.studies.study import Study, check_settings, command_line, used_settings
 from snclr.train.config import fit_queue, resolve, settings_for_method
@@ -29,39 +25,38 @@ def assemble_comparison(
     budget: str | None, tune: Sequence[str], tune_seed: int, coco: str | None, name: str | None,
 ) -> Study:  # fmt: skip
     """Return the study; raise UserError before anything is trained if it is not possible."""
+    given, named = dict(settings), None if study is None else paper.get_study(study)
+    if methods is not None and not isinstance(methods, str):
+        methods = ",".join(methods)
     flags = {
-        "study": study, "methods": methods if methods is None or isinstance(methods, str) else ",".join(methods),
-        "budget": budget, "tune": tune, "tune_seed": None if tune_seed == TUNE_SEED else tune_seed, "coco": coco,
-        "name": name,
+        "study": study, "methods": methods, "budget": budget, "tune": tune,
+        "tune_seed": None if tune_seed == TUNE_SEED else tune_seed, "coco": coco, "name": name,
     }  # fmt: skip
-    named = None if study is None else get_study(study)
-    given = dict(settings)
-    if named is not None:
-        settings = study_settings(named, settings)
-        tune = tune or named.tune
+    notes: list[str] = []
     if named is None:
-        rows, notes = parse_methods(DEFAULT_METHODS if methods is None else methods), list[str]()
+        rows = parse_methods(DEFAULT_METHODS if methods is None else methods)
         flags["methods"] = ",".join(row.label for row in rows)
         check_settings(settings, rows)
         data = inspect_dataset(settings.get("data") or "")
     else:
+        settings, tune = paper.study_settings(named, settings), tune or named.tune
         data = inspect_dataset(settings.get("data") or "")
-        only = methods.split(",") if isinstance(methods, str) else list(methods or ())
-        rows, notes = study_rows(named, settings, data, only=only, own_epochs=budget is None)
+        only = methods.split(",") if methods else ()
+        rows, notes = paper.study_rows(named, settings, data, only=only, own_epochs=budget is None)
         settings = used_settings(settings, rows)  # the study's own defaults are for all its rows
         notes.insert(0, _source(named, settings))
     axes = parse_tune(tune)
     own_test = options.test is not None or has_own_test_split(settings["data"])
     holds_out = options.eval_data is None and own_test  # tuning runs do not train on the validation images
     check_settings(settings, rows, axes, holds_out_validation=holds_out)
+    _check_neighbors(settings, rows, data)
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
     if not options.dry_run:
         _check_machine(settings, rows, detects="detect" in evaluation.measures)
-    title = _title(data, named, rows, options)
-    command = command_line("compare", {**flags, **options.recorded(), **given})
     return Study(
-        options, name or study or "compare", title, rows, settings, evaluation, data, command, axes=axes,
-        tune_seed=tune_seed, budget=parse_budget(budget), notes=[*notes, *more],
+        options, name or study or "compare", _title(data, named, rows, options), rows, settings, evaluation, data,
+        command_line("compare", {**flags, **options.recorded(), **given}), axes=axes, tune_seed=tune_seed,
+        budget=parse_budget(budget), notes=[*notes, *more],
         fit=inspect_dataset(settings["data"] + FIT) if axes and holds_out else None,
     )  # fmt: skip
 
@@ -71,11 +66,15 @@ def assemble_ablation(
     name: str | None,
 ) -> Study:  # fmt: skip
     """Return the study of an ablation table; raise UserError before anything is trained if it is not possible."""
-    check_settings(settings, [NO_NEIGHBORS])
-    if steps < 1:
-        raise UserError(f"--steps must be at least 1, not {steps}")
-    data, numbers = inspect_dataset(settings.get("data") or ""), _numbers(values)
-    rows, rule = ablation_rows(table, fit_queue(resolve(settings), data.images), data, numbers)
+    check_settings(settings, [paper.NO_NEIGHBORS])
+    data = inspect_dataset(settings.get("data") or "")
+    try:
+        parts = values.split(",") if isinstance(values, str) else values
+        numbers = None if parts is None else [int(part) for part in parts if str(part).strip()]
+    except ValueError:
+        raise UserError(f"--values takes whole numbers, e.g. 10,30,50, not {values!r}") from None
+    rows, rule = paper.ablation_rows(table, fit_queue(resolve(settings), data.images), data, numbers)
+    _check_neighbors(settings, rows, data)
     evaluation, notes = Evaluation(kind="cost", steps=steps), list[str]()
     if table != "cost":
         evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
@@ -87,9 +86,15 @@ def assemble_ablation(
         "table": table, "values": numbers, "steps": steps if table == "cost" and steps != 30 else None,
         "name": None if name == f"ablate-{table}" else name,
     }  # fmt: skip
-    name, title = name or f"ablate-{table}", f"{data.name}: {TABLES[table]}"
+    name, title = name or f"ablate-{table}", f"{data.name}: {paper.TABLES[table]}"
     command = command_line("ablate", {**flags, **options.recorded(), **settings})
     return Study(options, name, title, rows, settings, evaluation, data, command, rule=rule, notes=notes)
+
+
+def _check_neighbors(settings: dict[str, Any], rows: Sequence[Row], data: DatasetInfo) -> None:
+    """Raise UserError before anything is trained if a row has more neighbors than images or queue entries."""
+    for row in rows:
+        fit_queue(resolve({**settings_for_method(row.settings["method"], settings), **row.settings}), data.images)
 
 
 def _check_machine(settings: dict[str, Any], rows: Sequence[Row], *, detects: bool = False) -> None:
@@ -98,25 +103,14 @@ def _check_machine(settings: dict[str, Any], rows: Sequence[Row], *, detects: bo
     from snclr.runtime.device import check_precision, pick_device
     from snclr.train.build import encoder_spec
 
-    encoders = {}
     for row in rows:
         config = resolve({**settings_for_method(row.settings["method"], settings), **row.settings})
         check_precision(pick_device(config.device), config.precision)
-        encoders[config.encoder] = config
-    for config in encoders.values() if detects else ():
-        check_detectable(encoder_spec(config))
+        if detects:
+            check_detectable(encoder_spec(config))
 
 
-def _numbers(values: str | Sequence[int] | None) -> list[int] | None:
-    if values is None:
-        return None
-    try:
-        return [int(part) for part in (values.split(",") if isinstance(values, str) else values) if str(part).strip()]
-    except ValueError:
-        raise UserError(f"--values takes whole numbers, e.g. 10,30,50, not {values!r}") from None
-
-
-def _title(data: DatasetInfo, named: NamedStudy | None, rows: Sequence[Row], options: StudyOptions) -> str:
+def _title(data: DatasetInfo, named: paper.NamedStudy | None, rows: Sequence[Row], options: StudyOptions) -> str:
     """Return data, topic and size of the study. The data of a table of the paper may be other than the paper's."""
     topic = "" if named is None else f"{named.title}, "
     if named is not None and named.epochs is not None:
@@ -124,18 +118,18 @@ def _title(data: DatasetInfo, named: NamedStudy | None, rows: Sequence[Row], opt
     return f"{data.name}: {topic}{count(len(rows), 'row')}, {count(len(options.seed_list), 'seed')}"
 
 
-def _source(named: NamedStudy, settings: dict[str, Any]) -> str:
+def _source(named: paper.NamedStudy, settings: dict[str, Any]) -> str:
     """Return where the rows and the results of the paper come from."""
     if not any(system.reported for system in named.systems) and not named.ablations:
         return f"protocol: {named.source}"
     rows_differ = any(system.epochs for system in named.systems)
-    epochs = f", {named.epochs} epochs" if named.epochs and is_small(settings) and not rows_differ else ""
+    epochs = f", {named.epochs} epochs" if named.epochs and paper.is_small(settings) and not rows_differ else ""
     return f"paper: {named.source} of Ge et al. (ICLR 2023), on ImageNet{epochs}; * trained by its authors"
 
 
 def _evaluation(
-    options: StudyOptions, named: NamedStudy | None, settings: dict[str, Any], data: DatasetInfo, rows: Sequence[Row],
-    coco: str | None,
+    options: StudyOptions, named: paper.NamedStudy | None, settings: dict[str, Any], data: DatasetInfo,
+    rows: Sequence[Row], coco: str | None,
 ) -> tuple[Evaluation, list[str]]:  # fmt: skip
     """Return how the runs are evaluated, after a check of the test images, and notes."""
     if named is not None and named.kind == "cost":
@@ -146,7 +140,7 @@ def _evaluation(
         if coco is not None:
             raise UserError("--coco is for studies that measure detection, e.g. --study table-3-detection")
         return evaluation, notes
-    evaluation = replace(evaluation, measures=study_measures(named, settings))
+    evaluation = replace(evaluation, measures=paper.study_measures(named, settings))
     if not named.needs_coco:
         return evaluation, notes
     if coco is None:
@@ -155,5 +149,5 @@ def _evaluation(
 
     train, val, _ = open_coco(coco)
     fingerprint = evaluation.fingerprint + train.fingerprint() + val.fingerprint()
-    recipe = "cpu" if is_small(settings) else "1x"
+    recipe = "cpu" if paper.is_small(settings) else "1x"
     return replace(evaluation, coco=coco, detect_recipe=recipe, fingerprint=fingerprint), notes

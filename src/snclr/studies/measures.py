@@ -25,6 +25,8 @@ from snclr.train.config import PretrainConfig, resolve
 
 EVALUATION_SEED = 0
 """Seed of linear probe and fine-tuning, with the labeled subset: the same for every row and seed."""
+Found = tuple[dict[str, float], str]
+"""Numbers by name, and the protocol of a measure."""
 _HELD_OUT = f"{VALIDATION_SHARE:.0%} of each training class held out for tuning"
 
 
@@ -35,43 +37,37 @@ def evaluate(job: dict[str, Any]) -> dict[str, Any]:
     """
     evaluation, config = job["evaluation"], resolve(job["given"])
     wanted = ["knn"] if evaluation["kind"] == "validation" else list(evaluation["measures"])
-    numbers, protocols = _on_features(job, config, wanted)
+    found = _on_features(job, config, wanted)
     for measure in wanted:
-        found = {}
-        if measure == "linear-paper":
-            found = _linear_paper(job, config)
-        elif measure.startswith("finetune-"):
-            found = _finetune(job, config, measure.removeprefix("finetune-"))
-        elif measure == "detect":
-            found = _detect(job, config)
-        numbers |= found.get("numbers", {})
-        protocols |= {measure: _without_paths(job, found["protocol"])} if found else {}
-    return {"numbers": numbers, "protocols": protocols}
+        if measure not in found:
+            numbers, protocol = (_detect if measure == "detect" else _train_classifier)(job, config, measure)
+            found[measure] = numbers, _without_paths(job, protocol)
+    return {
+        "numbers": {name: value for numbers, _ in found.values() for name, value in numbers.items()},
+        "protocols": {measure: protocol for measure, (_, protocol) in found.items()},
+    }
 
 
-def _on_features(job: dict[str, Any], config: PretrainConfig, wanted: list[str]) -> tuple[dict[str, Any], ...]:
+def _on_features(job: dict[str, Any], config: PretrainConfig, wanted: list[str]) -> dict[str, Found]:
     """Evaluate kNN and the cached linear probe on features that are extracted once."""
     evaluation = job["evaluation"]
     train, test, description = _open_parts(job)
-    description = _without_paths(job, description)
     encoder, spec = load_encoder(Path(job["folder"]))
-    train_labels, test_labels = match_labels(train, test)
-    options: dict[str, Any] = {
-        "image_size": spec.image_size, "workers": 0, "quiet": True, "device": pick_device(config.device)
-    }  # fmt: skip
-    a = extract_features(encoder, train, labels=train_labels, **options)
-    b = extract_features(encoder, test, labels=test_labels, **options)
-    sets = (a.features, a.labels, b.features, b.labels)
+    device = pick_device(config.device)
+    a, b = (
+        extract_features(encoder, part, image_size=spec.image_size, device=device, labels=labels, quiet=True)
+        for part, labels in zip((train, test), match_labels(train, test), strict=True)
+    )
+    sets, data = (a.features, a.labels, b.features, b.labels), _without_paths(job, description)
     results: dict[str, Any] = {
-        "knn": knn(*sets, k=evaluation["k"], temperature=evaluation["temperature"], data=description)
-    }
+        "knn": knn(*sets, k=evaluation["k"], temperature=evaluation["temperature"], data=data)
+    }  # fmt: skip
     if "linear" in wanted:
-        results["linear"] = linear_cached(*sets, data=description)
+        results["linear"] = linear_cached(*sets, data=data)
     for name, result in results.items() if rank_and_size()[0] == 0 else ():
         kind = "linear-cached" if name == "linear" else name
-        append_result(job["folder"], kind, result.numbers, result.protocol)
-    numbers = {key: v for name, one in results.items() for key, v in _accuracies(name, one.top1, one.top5).items()}
-    return numbers, {name: result.protocol for name, result in results.items()}
+        append_result(job["folder"], kind, result.numbers, result.protocol, data=data, **result.context)
+    return {name: (_accuracies(name, result), result.protocol) for name, result in results.items()}
 
 
 def _open_parts(job: dict[str, Any]) -> tuple[ImageDataset, ImageDataset, str]:
@@ -89,53 +85,41 @@ def _open_parts(job: dict[str, Any]) -> tuple[ImageDataset, ImageDataset, str]:
     return take(train, kept), take(train, held), f"{description}, {_HELD_OUT}; test split not used"
 
 
-def _session(job: dict[str, Any], config: PretrainConfig) -> Any:
-    return open_session(
+def _train_classifier(job: dict[str, Any], config: PretrainConfig, measure: str) -> Found:
+    """Train a linear classifier with the paper's protocol, or fine-tune on a percentage of the labels."""
+    evaluation = job["evaluation"]
+    images = {"data": evaluation["data"] or job["given"]["data"], "test": evaluation["test"]}
+    with open_session(
         job["folder"], workers=config.workers, device=config.device, devices=config.devices, nodes=config.nodes,
         quiet=True,
-    )  # fmt: skip
-
-
-def _images(job: dict[str, Any]) -> dict[str, Any]:
-    evaluation = job["evaluation"]
-    return {"data": evaluation["data"] or job["given"]["data"], "test": evaluation["test"]}
-
-
-def _linear_paper(job: dict[str, Any], config: PretrainConfig) -> dict[str, Any]:
-    """Train the linear classifier with the paper's protocol: random crops through the frozen encoder."""
-    with _session(job, config) as session:
-        result = evaluate_linear(
-            session, **_images(job), protocol="paper", epochs=None, batch_size=None, lr=None, seed=EVALUATION_SEED,
-            baselines=False,
-        )  # fmt: skip
-    return {"numbers": _accuracies("linear", result.top1, result.top5), "protocol": result.protocol}
-
-
-def _finetune(job: dict[str, Any], config: PretrainConfig, percent: str) -> dict[str, Any]:
-    """Fine-tune on a percentage of the labels, with the defaults of `snclr finetune`."""
-    with _session(job, config) as session:
-        result = evaluate_finetune(
-            session, **_images(job), labels=f"{percent}%", from_scratch=False, epochs=None, batch_size=256, lr=0.05,
+    ) as session:  # fmt: skip
+        if measure == "linear-paper":
+            linear = evaluate_linear(
+                session, **images, protocol="paper", epochs=None, batch_size=None, lr=None, seed=EVALUATION_SEED,
+                baselines=False,
+            )  # fmt: skip
+            return _accuracies("linear", linear), linear.protocol
+        percent = measure.removeprefix("finetune-")
+        tuned = evaluate_finetune(  # with the defaults of `snclr finetune`
+            session, **images, labels=f"{percent}%", from_scratch=False, epochs=None, batch_size=256, lr=0.05,
             head_lr=None, weight_decay=0.0, seed=EVALUATION_SEED, baselines=False,
         )  # fmt: skip
-    return {"numbers": _accuracies(f"finetune{percent}", result.top1, result.top5), "protocol": result.protocol}
+        return _accuracies(f"finetune{percent}", tuned), tuned.protocol
 
 
-def _detect(job: dict[str, Any], config: PretrainConfig) -> dict[str, Any]:
+def _detect(job: dict[str, Any], config: PretrainConfig, _: str) -> Found:
     """Fine-tune Mask R-CNN on the COCO data of the study."""
     evaluation = job["evaluation"]
     fabric = launch(accelerator=config.device, devices=config.devices, nodes=config.nodes, precision="32")
-    settings = resolve_detection(evaluation["detect_recipe"])
     record = evaluate_detection(
-        Path(job["folder"]), fabric, settings, data=evaluation["coco"], init="run", encoder=None, max_bad_share=0.1,
-        detector=None, draw=None, workers=config.workers, quiet=True,
+        Path(job["folder"]), fabric, resolve_detection(evaluation["detect_recipe"]), data=evaluation["coco"],
+        init="run", encoder=None, max_bad_share=0.1, detector=None, draw=None, workers=config.workers, quiet=True,
     )  # fmt: skip
-    numbers = {name: value for name, value in record["numbers"].items() if value is not None}
-    return {"numbers": numbers, "protocol": record["protocol"]}
+    return {name: value for name, value in record["numbers"].items() if value is not None}, record["protocol"]
 
 
-def _accuracies(name: str, top1: float, top5: float | None) -> dict[str, float]:
-    return {name: top1} if top5 is None else {name: top1, f"{name}_top5": top5}
+def _accuracies(name: str, result: Any) -> dict[str, float]:
+    return {name: result.top1} | ({} if result.top5 is None else {f"{name}_top5": result.top5})
 
 
 def _without_paths(job: dict[str, Any], text: str) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from snclr.data.validation_split import VALIDATION_SHARE
 from snclr.errors import count
-from snclr.studies.conditions.budget import CALIBRATION_STEPS, measured_seconds
-from snclr.studies.conditions.tuning import Trial, count_trials
+from snclr.studies.conditions import CALIBRATION_STEPS, count_trials, measured_seconds
 from snclr.studies.records import SCHEMA
 from snclr.studies.runs import Run
 from snclr.studies.study import Study
@@ -29,10 +28,13 @@ class StageResults:
     """Epochs of each row by the budget; rows without an entry have their own."""
     calibration: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The record of the measured steps of each row."""
-    trials: dict[str, list[tuple[Trial, Run]]] = field(default_factory=dict)
+    trials: dict[str, list[tuple[dict[str, Any], Run]]] = field(default_factory=dict)
+    """What each tuning run of a row tries, and the run."""
     scores: dict[str, float] = field(default_factory=dict)
     """Validation kNN by key of the tuning run."""
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """The reason of each failed run or row, by its title."""
 
 
 def study_record(study: Study, runs: Sequence[Run], found: StageResults) -> dict[str, Any]:
@@ -51,14 +53,15 @@ def study_record(study: Study, runs: Sequence[Run], found: StageResults) -> dict
         "schema": SCHEMA, "name": study.name, "title": study.title, "kind": study.evaluation.kind,
         "command": study.command, "rule": study.rule, "seeds": study.options.seed_list, "rows": rows,
         "protocol": _protocol(study, runs), "notes": study.notes, "budget": _budget(study, found),
+        "chance": study.data.chance,
     }  # fmt: skip
 
 
 def _trials(found: StageResults, label: str) -> list[dict[str, Any]]:
     """Return the tuning trials of a row; knn is None if the run failed."""
     return [
-        {"settings": trial.settings, "seed": trial.seed, "knn": found.scores.get(run.key), "record": run.record}
-        for trial, run in found.trials.get(label, [])
+        {"settings": settings, "seed": run.seed, "knn": found.scores.get(run.key), "record": run.record}
+        for settings, run in found.trials.get(label, [])
     ]
 
 
@@ -77,18 +80,20 @@ def _protocol(study: Study, runs: Sequence[Run]) -> list[str]:
     trained = [run for run in runs if not run.evaluation.untrained]
     if not trained:
         return []
-    s, steps = trained[0].settings, study.steps(trained[0])
-    shared = {name: {repr(run.settings[name]) for run in trained} for name in ("epochs", "views")}
-    shared["encoder"] = {repr(run.settings["encoder"]) for run in runs}
-    length = count(steps, "step")
+    s = trained[0].settings
+
+    def is_shared(name: str, of: Sequence[Run] = trained) -> bool:
+        return len({repr(run.settings[name]) for run in of}) == 1
+
+    length = count(study.steps(trained[0]), "step")
     if study.evaluation.kind != "cost":
         length = f"{count(s['epochs'], 'epoch')} ({length})"
     parts = [
-        f"{s['encoder']} at {s['image_size']} px" if len(shared["encoder"]) == 1 else f"{s['image_size']} px",
+        f"{s['encoder']} at {s['image_size']} px" if is_shared("encoder", runs) else f"{s['image_size']} px",
         f"{study.data.images:,} images of {study.data.name}",
-        *([f"views {s['views']}"] if len(shared["views"]) == 1 else []),
+        *([f"views {s['views']}"] if is_shared("views") else []),
         f"batch {s['batch_size']}",
-        *([length] if len(shared["epochs"]) == 1 else []),
+        *([length] if is_shared("epochs") else []),
     ]
     seeds = study.options.seed_list
     named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

@@ -15,7 +15,7 @@ from snclr.train.metrics import with_current_names
 
 SCHEMA = 1
 _SERIES = (
-    "loss", "neighbor_purity", "queue_knn", "positiveness_entropy", "neighbor_agreement", "queue_agreement",
+    "loss", "neighbor_purity", "queue_knn", "positiveness_entropy", "neighbor_agreement",
     "pulled_share", "spread", "effective_rank", "queue_fill",
 )  # fmt: skip
 _log = logging.getLogger("snclr")
@@ -62,7 +62,6 @@ class Records:
 
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Write a record or study atomically, one field per line so that versions can be compared."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fields = (f" {json.dumps(n)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for n, v in record.items())
     write_atomic(path, "{\n" + ",\n".join(fields) + "\n}\n")
 

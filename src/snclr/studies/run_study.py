@@ -1,24 +1,25 @@
-"""Run a study: calibrate the budget, tune the rows, train and evaluate them, and write one table."""
+"""Run a study: calibrate the budget, tune the rows, train and evaluate them, write one table. Or estimate its time."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from snclr.io.atomic import check_writable, write_atomic
 from snclr.io.locking import FileLock, lock_folder
-from snclr.runtime.stop import StopRequested
-from snclr.studies.conditions.budget import measured_seconds
-from snclr.studies.conditions.tuning import best_trial
-from snclr.studies.estimate import StudyEstimate, estimate_study
+from snclr.studies.conditions import best_settings, measured_seconds
 from snclr.studies.options import StudyOptions
 from snclr.studies.protocol import StageResults, study_record
 from snclr.studies.records import Records, write_record
-from snclr.studies.runner import Outcome, execute
-from snclr.studies.runs import Run
+from snclr.studies.runner import execute
+from snclr.studies.runs import Evaluation, Run
 from snclr.studies.study import Study
+
+_TRIAL_STEPS = 5
+"""Steps that a dry run measures."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,27 @@ class StudyResult:
         return {**self.table, "exit_code": self.exit_code, "failed": self.failed, "files": self.files}
 
 
+@dataclass(frozen=True)
+class StudyEstimate:
+    """What a study would train and how long it would take."""
+
+    title: str
+    rule: str
+    runs: list[dict[str, Any]]
+    """Title, directory and whether it is finished, for each run."""
+    pending: int
+    tuning: int
+    """Runs that only choose hyperparameters."""
+    seconds: float | None
+    """Expected duration of the pending runs; None if the trial steps failed."""
+    how: str
+    """What `seconds` is derived from."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"exit_code": 0, "dry_run": True, **asdict(self)}
+
+
 def run_study(study: Study) -> StudyResult | StudyEstimate:
     """Calibrate, tune, train and evaluate the pending runs, then write table and figures.
 
@@ -54,9 +76,9 @@ def run_study(study: Study) -> StudyResult | StudyEstimate:
     lock_folder(lock, "another comparison", "choose another --out folder")
     try:
         check_writable(records.folder / "record", "choose another --results folder")
-        found, failed = StageResults(), dict[str, str]()
-        _calibrate(study, found, failed)
-        _tune(study, found, failed)
+        found = StageResults()
+        _calibrate(study, found)
+        _tune(study, found)
         runs = study.runs(found.chosen, found.epochs)
         outcome = execute(runs, options, study.images)
         record = study_record(study, runs, found)
@@ -64,43 +86,36 @@ def run_study(study: Study) -> StudyResult | StudyEstimate:
         files, table = write_files(record, records, out)
     finally:
         lock.release()
-    if outcome.stopped_by is not None:
-        raise StopRequested(outcome.stopped_by)
-    return StudyResult(table, files, {**failed, **outcome.failed})
+    outcome.raise_if_stopped()
+    return StudyResult(table, files, {**found.failed, **outcome.failed})
 
 
-def _calibrate(study: Study, found: StageResults, failed: dict[str, str]) -> None:
+def _calibrate(study: Study, found: StageResults) -> None:
     """Measure the seconds per step of each row, one row at a time, and compute the epochs of the rows.
 
     A row that is recorded as measured is not measured again: a continued study has the same epochs.
     """
     runs = study.calibration_runs()
-    outcome = _execute(runs, replace(study.options, jobs=1), study)
+    outcome = execute(runs, replace(study.options, jobs=1), study.images)
+    outcome.raise_if_stopped()
     found.calibration = {run.label: outcome.records[run.key] for run in runs if run.key in outcome.records}
     found.epochs = study.equal_epochs({label: measured_seconds(r) for label, r in found.calibration.items()})
     missing = [run.label for run in runs if run.label not in found.epochs]
-    failed |= outcome.failed | dict.fromkeys(missing, "its budget could not be measured")
+    found.failed |= outcome.failed | dict.fromkeys(missing, "its budget could not be measured")
 
 
-def _tune(study: Study, found: StageResults, failed: dict[str, str]) -> None:
+def _tune(study: Study, found: StageResults) -> None:
     """Run the trials of every row and choose the settings with the best validation kNN."""
-    found.trials = {label: [] if label in failed else runs for label, runs in study.tuning_runs(found.epochs).items()}
-    outcome = _execute([run for trials in found.trials.values() for _, run in trials], study.options, study)
+    by_row = study.tuning_runs(found.epochs)
+    found.trials = {label: [] if label in found.failed else trials for label, trials in by_row.items()}
+    outcome = execute([run for trials in found.trials.values() for _, run in trials], study.options, study.images)
+    outcome.raise_if_stopped()
     found.scores = {key: record["numbers"]["knn"] for key, record in outcome.records.items()}
     for label, trials in found.trials.items():
-        scores = {i: found.scores[run.key] for i, (_, run) in enumerate(trials) if run.key in found.scores}
-        if (best := best_trial([trial for trial, _ in trials], scores)) is not None:
-            found.chosen[label] = best
+        if scored := [(settings, found.scores[run.key]) for settings, run in trials if run.key in found.scores]:
+            found.chosen[label] = best_settings(scored)
         elif trials:
-            failed[label] = "all of its tuning runs failed"
-
-
-def _execute(runs: list[Run], options: StudyOptions, study: Study) -> Outcome:
-    """Execute runs that later ones depend on; raise StopRequested after a stop."""
-    outcome = execute(runs, options, study.images)
-    if outcome.stopped_by is not None:
-        raise StopRequested(outcome.stopped_by)
-    return outcome
+            found.failed[label] = "all of its tuning runs failed"
 
 
 def write_files(study: dict[str, Any], records: Records, out: Path) -> tuple[dict[str, str], dict[str, Any]]:
@@ -118,3 +133,39 @@ def write_files(study: dict[str, Any], records: Records, out: Path) -> tuple[dic
     if draw_neighbor_purity(study, records.by_row(study), f"{stem}-purity.png"):
         files["purity"] = f"{stem}-purity.png"
     return files, table
+
+
+def estimate_study(study: Study) -> StudyEstimate:
+    """Estimate the time of a study from its finished runs, or from a few steps of its first run; write nothing.
+
+    With a budget in seconds, rows that are not calibrated yet count with the epochs as given.
+    """
+    find = study.options.records.find
+    calibrated = {run.label: measured_seconds(r) for run in study.calibration_runs() if (r := find(run)) is not None}
+    epochs = {row.label: study.own_epochs(row) for row in study.rows} | study.equal_epochs(calibrated)
+    by_row = study.tuning_runs(epochs)
+    tuning = [run for trials in by_row.values() for _, run in trials]
+    runs = tuning + study.runs({label: trials[0][0] for label, trials in by_row.items() if trials}, epochs)
+    records = {run.key: find(run) for run in runs}
+    pending = [run for run in runs if records[run.key] is None]
+    rates = [r["cost"]["seconds"] / study.images(run) for run in runs if (r := records[run.key]) and study.images(run)]
+    source = "from the finished runs"
+    trained = [run for run in pending if study.images(run)]
+    if not rates and trained:
+        rates = _measure_rate(trained[0])
+        source = f"from a few steps of {trained[0].label}; other rows may differ"
+    return StudyEstimate(
+        study.title, study.rule,
+        runs=[{"run": r.title, "folder": r.folder, "finished": records[r.key] is not None} for r in runs],
+        pending=len(pending), tuning=len(tuning),
+        seconds=sum(map(study.images, pending)) * sum(rates) / len(rates) / study.options.jobs if rates else None,
+        how=source if rates else "unknown: the trial steps failed",
+    )  # fmt: skip
+
+
+def _measure_rate(run: Run) -> list[float]:
+    """Return the seconds per image of a few steps in a subprocess; [] if it failed."""
+    trial = replace(run, evaluation=Evaluation(kind="cost", steps=_TRIAL_STEPS))
+    with tempfile.TemporaryDirectory(prefix="snclr-dry-run-", ignore_cleanup_errors=True) as folder:
+        record = execute([trial], StudyOptions(out=folder, quiet=True), lambda _: 1).records.get(trial.key)
+    return [record["numbers"]["seconds_per_step"] / run.settings["batch_size"]] if record else []

@@ -17,7 +17,7 @@ from typing import Any
 from snclr.checkpoint.run_dir import RunDir
 from snclr.io.atomic import write_atomic
 from snclr.runtime.progress import Progress
-from snclr.runtime.stop import StopFlag
+from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import Run
 from snclr.studies.tables import COMPARED
@@ -32,6 +32,11 @@ class Outcome:
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     stopped_by: signal.Signals | None = None
+
+    def raise_if_stopped(self) -> None:
+        """Raise StopRequested after a stop."""
+        if self.stopped_by is not None:
+            raise StopRequested(self.stopped_by)
 
 
 def start_worker(job: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -74,7 +79,6 @@ def _process(
             while queue and stop.requested is None and len(running) < options.jobs:
                 run = queue.popleft()
                 job = options.side_file(run, "job.json")
-                job.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(job, json.dumps(options.job(run), indent=1))
                 running.append((run, start_worker(job, options.side_file(run, "log"))))
             if stop.requested is not None and not terminated:

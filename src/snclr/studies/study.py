@@ -11,8 +11,7 @@ from snclr.data.info import DatasetInfo, dataset_name
 from snclr.data.validation_split import FIT
 from snclr.errors import UserError
 from snclr.methods import METHODS
-from snclr.studies.conditions.budget import CALIBRATION_STEPS, USUAL_VIEWS, Budget, images_seen_per_step, nearest_epochs
-from snclr.studies.conditions.tuning import TUNE_SEED, Axis, Trial, count_trials, row_trials
+from snclr.studies import conditions
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import ASSIGNED, Evaluation, Row, Run, make_run
 from snclr.train.config import resolve, settings_for_method
@@ -33,11 +32,11 @@ class Study:
     """Command line that repeats the study."""
     rule: str = ""
     """How the values of an ablation were scaled to the dataset."""
-    axes: list[Axis] = field(default_factory=list)
-    tune_seed: int = TUNE_SEED
+    axes: list[conditions.Axis] = field(default_factory=list)
+    tune_seed: int = conditions.TUNE_SEED
     fit: DatasetInfo | None = None
     """The images that tuning runs train on: without the validation images. None: all of `data`."""
-    budget: Budget = field(default_factory=Budget)
+    budget: conditions.Budget = field(default_factory=conditions.Budget)
     notes: list[str] = field(default_factory=list)
     """Remarks for the protocol."""
 
@@ -45,10 +44,10 @@ class Study:
         name = self.name
         if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\") or len(name.encode()) > 150:
             raise UserError(f"--name {name!r} is not a valid file name. Use letters, digits, spaces and dashes.")
-        used = range(self.tune_seed, self.tune_seed + max(1, count_trials(self.axes)))
+        used = range(self.tune_seed, self.tune_seed + max(1, conditions.count_trials(self.axes)))
         if both := [seed for seed in self.options.seed_list if seed in used]:
             raise UserError(f"seed {both[0]} is used for tuning. Give other --seeds or another --tune-seed.")
-        if self.evaluation.kind == "cost" and self.budget != Budget():
+        if self.evaluation.kind == "cost" and self.budget != conditions.Budget():
             raise UserError(f"--budget {self.budget} is for trained rows; a study of costs has none. Leave it out.")
 
     def steps(self, run: Run) -> int:
@@ -73,7 +72,7 @@ class Study:
         """Return the runs that measure the seconds per step of each trained row, if the budget is in seconds."""
         if self.budget.kind != "seconds":
             return []
-        cost = Evaluation(kind="cost", steps=CALIBRATION_STEPS)
+        cost = Evaluation(kind="cost", steps=conditions.CALIBRATION_STEPS)
         return [self._run(row, self.tune_seed, cost) for row in self.rows if not row.untrained]
 
     def equal_epochs(self, seconds: Mapping[str, float]) -> dict[str, int]:
@@ -86,18 +85,18 @@ class Study:
         runs = [self._run(row, self.tune_seed, self.evaluation) for row in self.rows if not row.untrained]
         if (kind == "steps" and amount is None) or not runs:
             return {}
-        per_step: Mapping[str, float] = {run.label: 1.0 for run in runs}
-        if kind == "images":
-            per_step = {run.label: images_seen_per_step(run.given) for run in runs}
-        elif kind == "seconds":
-            per_step = seconds
-        if amount is None and runs[0].label not in per_step:
-            return {}  # its calibration failed, so the budget is not known
+        per_step = dict(seconds)
+        if kind != "seconds":
+            images = kind == "images"
+            per_step = {run.label: conditions.images_seen_per_step(run.given) if images else 1.0 for run in runs}
         if amount is None:
-            each = USUAL_VIEWS * runs[0].settings["batch_size"] if kind == "images" else per_step[runs[0].label]
-            amount = each * self.steps(runs[0])
+            first = runs[0]
+            if first.label not in per_step:
+                return {}  # its calibration failed, so the budget is not known
+            each = per_step[first.label] if kind == "seconds" else conditions.USUAL_VIEWS * first.settings["batch_size"]
+            amount = each * self.steps(first)
         return {
-            run.label: nearest_epochs(amount, per_step[run.label], self._steps_per_epoch(run))
+            run.label: conditions.nearest_epochs(amount, per_step[run.label], self._steps_per_epoch(run))
             for run in runs
             if run.label in per_step
         }
@@ -106,50 +105,51 @@ class Study:
         """Return the epochs of a row by its settings, regardless of the budget."""
         return int(self._run(row, self.tune_seed, self.evaluation).settings["epochs"])
 
-    def trials(self, row: Row) -> list[Trial]:
-        """Return the tuning trials of a row."""
-        return row_trials(row, self.axes, self._run(row, self.tune_seed, self.evaluation).settings, self.tune_seed)
-
-    def tuning_runs(self, epochs: Mapping[str, int]) -> dict[str, list[tuple[Trial, Run]]]:
-        """Return the runs that choose the settings of each row, evaluated by kNN on validation images."""
+    def tuning_runs(self, epochs: Mapping[str, int]) -> dict[str, list[tuple[dict[str, Any], Run]]]:
+        """Return the runs that choose the settings of each row, by kNN on validation images, with what each tries."""
         evaluation = replace(self.evaluation, kind="validation", measures=Evaluation.measures)
-        return {
-            row.label: [
-                (t, self._run(row, t.seed, evaluation, **{**_epochs(epochs, row), **t.settings}))
-                for t in self.trials(row)
-            ]
-            for row in self.rows
-        }
+        found = {}
+        for row in self.rows:
+            resolved = self._run(row, self.tune_seed, self.evaluation).settings
+            trials = conditions.row_trials(row, self.axes, resolved, self.tune_seed)
+            found[row.label] = [(tried, self._run(row, seed, evaluation, epochs, tried)) for tried, seed in trials]
+        return found
 
     def runs(self, chosen: Mapping[str, Mapping[str, Any]], epochs: Mapping[str, int]) -> list[Run]:
         """Return the runs of the table, seed by seed, so that an interrupted study has complete seeds.
 
         A row that could not be tuned or calibrated has none.
         """
-        rows = [row for row in self.rows if row.untrained or self._is_ready(row, chosen, epochs)]
-        runs = ((seed, row) for seed in self.options.seed_list for row in rows)
+
+        def is_ready(row: Row) -> bool:
+            return (not self.axes or row.label in chosen) and (self.budget.kind != "seconds" or row.label in epochs)
+
+        rows = [row for row in self.rows if row.untrained or is_ready(row)]
         return [
-            self._run(row, seed, self.evaluation, **{**_epochs(epochs, row), **chosen.get(row.label, {})})
-            for seed, row in runs
+            self._run(row, seed, self.evaluation, epochs, chosen.get(row.label, {}))
+            for seed in self.options.seed_list
+            for row in rows
         ]
 
-    def _is_ready(self, row: Row, chosen: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:
-        return (not self.axes or row.label in chosen) and (self.budget.kind != "seconds" or row.label in epochs)
-
-    def _run(self, row: Row, seed: int, evaluation: Evaluation, **overrides: Any) -> Run:
+    def _run(
+        self, row: Row, seed: int, evaluation: Evaluation, epochs: Mapping[str, int] | None = None,
+        tried: Mapping[str, Any] | None = None,
+    ) -> Run:  # fmt: skip
         """Return a run of a row; one that is evaluated on validation images does not train on them."""
         settings, data = self.settings, self.data
         if self.fit is not None and evaluation.kind == "validation":
             settings, data = {**settings, "data": settings["data"] + FIT}, self.fit
+        overrides = {"epochs": epochs[row.label]} if epochs and row.label in epochs else {}
+        overrides |= tried or {}
         return make_run(row, seed, settings, data=data.fingerprint, evaluation=evaluation, **overrides)
 
 
-def _epochs(epochs: Mapping[str, int], row: Row) -> dict[str, int]:
-    return {"epochs": epochs[row.label]} if row.label in epochs else {}
-
-
 def check_settings(
-    settings: Mapping[str, Any], rows: Sequence[Row], axes: Sequence[Axis] = (), *, holds_out_validation: bool = True
+    settings: Mapping[str, Any],
+    rows: Sequence[Row],
+    axes: Sequence[conditions.Axis] = (),
+    *,
+    holds_out_validation: bool = True,
 ) -> None:
     """Raise UserError for settings that are invalid, unused or assigned by the study, and rows that cannot be tuned.
 
@@ -165,7 +165,7 @@ def check_settings(
     for row in rows:
         method = row.settings["method"]
         resolved = resolve({**settings_for_method(method, settings), **row.settings}).to_dict()
-        row_trials(row, axes, resolved, 0)
+        conditions.row_trials(row, axes, resolved, 0)
         if axes and METHODS[method].needs_labels and not holds_out_validation:
             raise UserError(
                 f"--tune cannot be used with the method {method} here: it would train on the labels of the validation"

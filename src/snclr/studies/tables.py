@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snclr.studies.records import Records
-from snclr.studies.statistics import paired, summarize
 
 METRICS = {
     "knn": "kNN top-1", "linear": "linear top-1",
@@ -20,6 +21,15 @@ METRICS = {
 COMPARED = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
 """Metrics with a table of paired differences, and those in the line of a finished run."""
 _COSTS = ("seconds", "cpu_seconds", "steps", "images", "peak_mb", "queue_mb", "neighbor_purity")
+_COST_COLUMNS = (
+    ("neighbor purity", "neighbor_purity", ".2f", 100.0),
+    ("steps", "steps", ",.0f", 1.0),
+    ("images seen", "images", ",.0f", 1.0),
+    ("seconds", "seconds", ",.0f", 1.0),
+    ("CPU seconds", "cpu_seconds", ",.0f", 1.0),
+    ("peak MB", "peak_mb", ",.0f", 1.0),
+)
+"""Head, name, format and scale of the columns that are shown if a row has them; seconds and peak MB always."""
 Part = tuple[list[str], list[list[str]]]
 """Headers and rows of a table."""
 
@@ -53,6 +63,43 @@ def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
         "protocols": [f"same for every run: {_shared(text)}" for r in finished[:1] for text in r["protocols"].values()],
         "notes": [*study["notes"], *_cost_notes(finished), *unfinished],
     }  # fmt: skip
+
+
+def summarize(values: Sequence[float]) -> dict[str, Any]:
+    """Return mean, standard deviation (n - 1) and number of values; sd is None for one value.
+
+    >>> summarize([1.0, 2.0, 3.0])
+    {'mean': 2.0, 'sd': 1.0, 'n': 3}
+    """
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "sd": sd, "n": len(values)}
+
+
+def paired(row: Mapping[int, float], baseline: Mapping[int, float]) -> dict[str, Any] | None:
+    """Return `row` minus `baseline` at their common seeds: mean, sd, 95 % Student's t interval and verdict.
+
+    Pairing removes what a seed does to both rows: image order, views and initial weights. None without a common seed.
+
+    >>> paired({0: 0.7, 1: 0.8}, {0: 0.6, 1: 0.6, 2: 0.9})["verdict"]
+    'within noise'
+    """
+    by_seed = {seed: row[seed] - baseline[seed] for seed in sorted(row) if seed in baseline}
+    if not by_seed:
+        return None
+    summary = summarize(list(by_seed.values()))
+    mean, sd, n = summary["mean"], summary["sd"], summary.pop("n")
+    result = {"by_seed": by_seed, **summary, "interval": None, "verdict": "one seed: inconclusive"}
+    if sd is None:
+        return result
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, n - 1)) * sd / math.sqrt(n)
+    low, high = mean - half, mean + half
+    if sd < 1e-9:  # with few seeds and test images zero variance is a coincidence
+        verdict = "equal at all seeds" if abs(mean) < 1e-9 else "no variance over seeds: inconclusive"
+    else:
+        verdict = "within noise" if low <= 0 <= high else "higher" if low > 0 else "lower"
+    return {**result, "interval": (low, high), "verdict": verdict}
 
 
 def _shared(protocol: str) -> str:
@@ -115,86 +162,92 @@ def parts(table: Mapping[str, Any]) -> list[Part]:
 
 def _mean_part(table: Mapping[str, Any]) -> Part:
     rows = table["rows"]
-    columns: list[tuple[str, str, str, float]] = []
+    columns = [["row", *(row["label"] for row in rows)]]
     for metric in table["metrics"]:
-        columns.append((METRICS[metric], metric, ".2f", 100.0))
+        columns.append([METRICS[metric], *(_mean(row, metric, ".2f", 100.0) for row in rows)])
         if any(metric in row.get("paper", {}) for row in rows):
-            columns.append(("paper", f"paper {metric}", "", 1.0))
-    if any("neighbor_purity" in row for row in rows):
-        columns.append(("neighbor purity", "neighbor_purity", ".2f", 100.0))
-    if any("images" in row for row in rows):  # records of earlier versions have none
-        columns += [("steps", "steps", ",.0f", 1.0), ("images seen", "images", ",.0f", 1.0)]
-    columns.append(("seconds", "seconds", ",.0f", 1.0))
-    if any("cpu_seconds" in row for row in rows):
-        columns.append(("CPU seconds", "cpu_seconds", ",.0f", 1.0))
-    columns.append(("peak MB", "peak_mb", ",.0f", 1.0))
-    heads = ["row", *(head for head, *_ in columns), "seeds"]
-    cells = [[r["label"], *(_mean(r, *column[1:]) for column in columns), str(len(r["seeds"]))] for r in rows]
+            columns.append(["paper", *(_paper(row, metric) for row in rows)])
+    recorded = {name for row in rows for name in row} | {"seconds", "peak_mb"}
+    if "images" not in recorded:  # records of earlier versions have none, and no steps are shown
+        recorded -= {"steps"}
+    for head, name, spec, scale in _COST_COLUMNS:
+        if name in recorded:
+            columns.append([head, *(_mean(row, name, spec, scale) for row in rows)])
+    columns.append(["seeds", *(str(len(row["seeds"])) for row in rows)])
     if any(row["tuned"] for row in rows):
-        heads.append("chosen")
-        for row, line in zip(rows, cells, strict=True):
-            line.append(", ".join(f"{name}={value}" for name, value in row["tuned"].items()) or "–")
+        columns.append(["chosen", *(_settings(row["tuned"]) or "–" for row in rows)])
+    heads, *cells = map(list, zip(*columns, strict=True))
     return heads, cells
 
 
 def _trials_part(table: Mapping[str, Any]) -> Part:
     """Return the validation kNN of every tuning trial; those of the chosen settings have an asterisk."""
-    most = max(len(row.get("trials", [])) for row in table["rows"])
-    rows = []
-    for row in table["rows"]:
-        cells = []
-        for trial in row.get("trials", []):
-            tried = ", ".join(f"{name}={value}" for name, value in trial["settings"].items()) or f"seed {trial['seed']}"
-            score = "failed" if trial["knn"] is None else f"{100 * trial['knn']:.2f}"
-            cells.append(f"{tried}: {score}{'*' if trial['settings'] == row['tuned'] else ''}")
-        rows.append([row["label"], *cells, *["–"] * (most - len(cells))])
-    return ["tuning: validation kNN (* chosen)", *(f"trial {number + 1}" for number in range(most))], rows
+    columns = [["tuning: validation kNN (* chosen)", *(row["label"] for row in table["rows"])]]
+    by_row = ([_trial(trial, row["tuned"]) for trial in row.get("trials", [])] for row in table["rows"])
+    for number, cells in enumerate(itertools.zip_longest(*by_row, fillvalue="–"), start=1):
+        columns.append([f"trial {number}", *cells])
+    heads, *rows = map(list, zip(*columns, strict=True))
+    return heads, rows
+
+
+def _trial(trial: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    score = "failed" if trial["knn"] is None else f"{100 * trial['knn']:.2f}"
+    tried = _settings(trial["settings"]) or f"seed {trial['seed']}"
+    return f"{tried}: {score}{'*' * (trial['settings'] == chosen)}"
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
     """Return the differences to the first row by seed, in percentage points."""
     first, seeds = table["rows"][0]["label"], table["seeds"]
-    heads = [f"{METRICS[metric]} minus {first}", *(f"seed {seed}" for seed in seeds)]
     rows = []
     for row in table["rows"][1:]:
         difference = row.get(f"{metric}_difference")
         if difference is None:
-            rows.append([row["label"], *("–" for _ in seeds), "–", "–", "not finished"])
-            continue
-        by_seed = [_points(difference["by_seed"].get(seed)) for seed in seeds]
+            difference = {"by_seed": {}, "mean": None, "sd": None, "interval": None, "verdict": "not finished"}
         sd = "" if difference["sd"] is None else f" ± {100 * difference['sd']:.2f}"
-        interval = " to ".join(map(_points, difference["interval"])) if difference["interval"] else "–"
-        rows.append([row["label"], *by_seed, _points(difference["mean"]) + sd, interval, difference["verdict"]])
+        rows.append([
+            row["label"], *(_points(difference["by_seed"].get(seed)) for seed in seeds),
+            _points(difference["mean"]) + sd,
+            " to ".join(map(_points, difference["interval"])) if difference["interval"] else "–", difference["verdict"],
+        ])  # fmt: skip
+    heads = [f"{METRICS[metric]} minus {first}", *(f"seed {seed}" for seed in seeds)]
     return [*heads, "mean" if len(seeds) == 1 else "mean ± sd", "95 % interval", "verdict"], rows
 
 
 def _cost_part(table: Mapping[str, Any]) -> Part:
-    heads = ["row", "queue MB", "peak MB", "peak over first", "seconds per step", "over first"]
-    reported = any(row.get("paper") for row in table["rows"])
-    heads += ["paper: more MB", "paper: seconds per step"] if reported else []
-    rows, first = [], table["rows"][0]
+    first = table["rows"][0]
+    rows = []
     for row in table["rows"]:
         more, slower = "–", "–"
         if row is not first and "peak_mb" in row and "peak_mb" in first:
             more = f"{row['peak_mb']['mean'] - first['peak_mb']['mean']:+.1f}"
             slower = f"{row['seconds_per_step']['mean'] / first['seconds_per_step']['mean'] - 1:+.1%}"
         queue = f"{row['queue_mb']['mean']:.2f}" if "queue_mb" in row else "–"
-        rows.append([row["label"], queue, _mean(row, "peak_mb", ".1f"), more, _mean(row, "seconds_per_step", ".4f")])
-        rows[-1].append(slower)
-        if reported:
-            rows[-1] += [_mean(row, f"paper {name}", "") for name in ("more_mb", "seconds_per_step")]
-    return heads, rows
+        seconds = _mean(row, "seconds_per_step", ".4f")
+        paper = [_paper(row, name) for name in ("more_mb", "seconds_per_step")]
+        rows.append([row["label"], queue, _mean(row, "peak_mb", ".1f"), more, seconds, slower, *paper])
+    heads = ["row", "queue MB", "peak MB", "peak over first", "seconds per step", "over first"]
+    if not any(row.get("paper") for row in table["rows"]):
+        return heads, [row[: len(heads)] for row in rows]
+    return [*heads, "paper: more MB", "paper: seconds per step"], rows
 
 
 def _mean(row: Mapping[str, Any], name: str, spec: str, scale: float = 1.0) -> str:
-    """Format mean ± standard deviation, the mean alone with one seed or if it is exact; a paper's figure as given."""
-    if name.startswith("paper "):
-        return str(row.get("paper", {}).get(name.removeprefix("paper "), "–"))
+    """Format mean ± standard deviation, the mean alone with one seed or if it is exact."""
     if name not in row:
         return "–"
     mean, sd = row[name]["mean"], row[name]["sd"]
     exact = sd is None or (sd == 0 and name in ("steps", "images"))
     return f"{scale * mean:{spec}}" + ("" if exact else f" ± {scale * sd:{spec}}")
+
+
+def _paper(row: Mapping[str, Any], name: str) -> str:
+    """Return the paper's result of a row as given."""
+    return str(row.get("paper", {}).get(name, "–"))
 
 
 def _points(value: float | None) -> str:

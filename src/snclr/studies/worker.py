@@ -27,7 +27,7 @@ from snclr.runtime.device import pick_device
 from snclr.runtime.machine import cpu_name, versions
 from snclr.runtime.progress import is_first_rank
 from snclr.runtime.stop import StopRequested
-from snclr.studies.conditions.budget import images_seen_per_step
+from snclr.studies.conditions import images_seen_per_step
 from snclr.studies.measures import evaluate
 from snclr.studies.records import SCHEMA, downsample_metrics, write_record
 from snclr.studies.runs import UNTRAINED
@@ -57,7 +57,10 @@ def run_job(job: dict[str, Any]) -> int:
     started, evaluation = datetime.now(timezone.utc), job["evaluation"]
     measured: dict[str, Any]
     if evaluation["kind"] == "cost":
-        measured = _measure_steps(job["given"], evaluation["steps"])
+        cost = measure_cost(job["given"], steps=evaluation["steps"])
+        protocol = f"median of {evaluation['steps']} steps after {WARMUP_STEPS} warm-up steps; full queue, no data wait"
+        numbers = {"seconds_per_step": cost.pop("seconds_per_step")}
+        measured = {"numbers": numbers, "protocols": {"cost": protocol}, "cost": cost}
     elif evaluation["untrained"]:
         _write_untrained(job)
         measured = {**evaluate(job), "cost": {**_NO_COST, **peak_memory()}, "last": {}, "series": {}}
@@ -69,9 +72,8 @@ def run_job(job: dict[str, Any]) -> int:
         last = {name: value for name, value in lines[-1].items() if name != "timing"} if lines else {}
         measured = {**evaluate(job), "cost": _cost_of(job), "last": last, "series": downsample_metrics(lines)}
     if rank_and_size()[0] == 0:
-        names = {
-            name: Path(evaluation[name]).name for name in ("data", "test", "coco") if evaluation[name]
-        }  # no local paths
+        # Records have no local paths.
+        names = {name: Path(evaluation[name]).name for name in ("data", "test", "coco") if evaluation[name]}
         record = {
             "schema": SCHEMA, "key": job["key"], "settings": job["settings"], "data": job["data"],
             "evaluation": {**evaluation, **names}, **measured, "where": _environment(job),
@@ -84,15 +86,6 @@ def run_job(job: dict[str, Any]) -> int:
             remove_leftovers(checkpoints)  # the rest of an interrupted deletion
         write_record(record, Path(job["record"]))
     return 0
-
-
-def _measure_steps(given: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Measure some training steps; nothing is evaluated."""
-    cost = measure_cost(given, steps=steps)
-    protocol = f"median of {steps} steps after {WARMUP_STEPS} warm-up steps; full queue, no data wait"
-    return {
-        "numbers": {"seconds_per_step": cost.pop("seconds_per_step")}, "protocols": {"cost": protocol}, "cost": cost
-    }  # fmt: skip
 
 
 _NO_COST: dict[str, Any] = {

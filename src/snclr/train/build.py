@@ -23,7 +23,7 @@ from snclr.errors import UserError
 from snclr.methods.base import Method
 from snclr.methods.common.ema import auto_momentum
 from snclr.models.activation_checkpointing import checkpoint_activations
-from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, zero_init_residual
+from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
 from snclr.models.vit import accept_size, has_plain_patches, set_drop_path
 from snclr.runtime.memory import image_cache_bytes
 from snclr.runtime.progress import set_status
@@ -115,9 +115,7 @@ def build_method(
         )
     method_class = pkgutil.resolve_name(config.method_config.implementation)
     torch.manual_seed(config.seed)
-    encoder = build_encoder(spec)
-    if config.zero_init_residual:
-        zero_init_residual(encoder)
+    encoder = build_encoder(spec, zero_init_residual=config.zero_init_residual)
     if config.method_config.masks_patches and not has_plain_patches(encoder):
         raise UserError(
             f"method {config.method} masks the patches of a plain ViT, and {config.encoder} is not one. Choose a ViT"

@@ -109,7 +109,7 @@ class OptimConfig(Settings):
     """Epochs of linear warm-up before the cosine decay (default: the recipe's, but at most a tenth of --epochs in a run
     that is shorter than the recipe)."""
     weight_decay: NonNegative = 1e-4
-    """Weight decay of the parameters that weight_decay_on names."""
+    """Weight decay of the parameters that --weight-decay-on names."""
     weight_decay_end: NonNegative | None = None
     """Weight decay at the end of the training, reached along a cosine (default: constant)."""
     weight_decay_on: Literal["weights", "all"] = "weights"
@@ -168,7 +168,7 @@ class OutputConfig(Settings):
     """Encoder snapshots to keep, spread evenly over training, for the time axis of snclr explore."""
     log_every: Count = 10
     """Steps between records in metrics.jsonl."""
-    max_bad_share: NonNegative = 0.1
+    max_bad_share: Annotated[float, Range(ge=0, le=1)] = 0.1
     """Stop if more than this fraction of the images cannot be read."""
 
 
@@ -236,7 +236,7 @@ REMOVED_SETTINGS = {"accumulate": 1}
 
 EARLIER_VALUES: dict[str, Any] = {
     "final_bias": True, "zero_init_residual": False, "weight_decay_on": "weights", "final_scale": False,
-    "assignment_queue": 0, "fix_predictor_lr": False, "exported": "student",
+    "assignment_queue": 0, "fix_predictor_lr": False, "exported": "student", "min_agreement": 0.0,
 }  # fmt: skip
 """Settings that earlier versions did not have, with the value that describes what those versions did."""
 
@@ -368,33 +368,26 @@ def read_config(path: Path) -> dict[str, Any]:
     advice = "Restore it or start a new run." if of_run else "Give the config.yaml of a run."
     try:
         saved = yaml.safe_load(path.read_text())
+        if not isinstance(saved, dict):
+            raise ValueError("it has no settings")
     # The safe loader also raises the errors of its constructors, e.g. for a date or for deep nesting.
     except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a settings file ({first_line(error)}). {advice}") from error
-    if not isinstance(saved, dict):
-        raise UserError(f"{path} is not a settings file. {advice}")
     from_run = is_run_config(saved)
-    saved = {current_name(name) if isinstance(name, str) else name: value for name, value in saved.items()}
-    if from_run and saved["method"] in list(METHODS):
-        return _with_earlier_values(saved)
-    return saved
+    saved = _with_current_names(saved)
+    if not from_run or saved["method"] not in list(METHODS):
+        return saved
+    # Before there was `predictor_final_bn`, `final_bn` was for both heads. Before there was `drop_path`, the views
+    # "infomin" were those that are now named "randaugment".
+    added = {**EARLIER_VALUES, "predictor_final_bn": saved.get("final_bn", False)}
+    renamed = {"views": "randaugment"} if saved.get("views") == "infomin" and "drop_path" not in saved else {}
+    return settings_for_method(saved["method"], added) | saved | renamed
 
 
 def is_run_config(settings: Mapping[str, Any]) -> bool:
     """Whether the settings are the whole config.yaml of a run, of any version; a file written by hand has fewer."""
     names = ("out", "recipe", "method", "seed", "resume", "overwrite", "encoder", "epochs", "batch_size", "optimizer")
     return all(settings.get(name) is not None for name in names)
-
-
-def _with_earlier_values(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run and those that its version did not have yet.
-
-    Before there was `predictor_final_bn`, `final_bn` was for both heads. Before there was `drop_path`, the views
-    "infomin" were those that are now named "randaugment".
-    """
-    added = {**EARLIER_VALUES, "predictor_final_bn": saved.get("final_bn", False)}
-    renamed = {"views": "randaugment"} if saved.get("views") == "infomin" and "drop_path" not in saved else {}
-    return settings_for_method(saved["method"], added) | saved | renamed
 
 
 def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -409,17 +402,18 @@ def settings_for_method(method: str, settings: Mapping[str, Any]) -> dict[str, A
 
 def _check_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are not None; raise UserError for an unknown name."""
-    settings = {
-        current_name(k) if isinstance(k, str) else k: v
-        for k, v in settings.items()
-        if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]
-    }
-    known = all_settings()
+    kept = {name: value for name, value in settings.items() if (name, value) not in REMOVED_SETTINGS.items()}
+    settings, known = _with_current_names(kept), all_settings()
     for name in settings:
         if name not in known:
             hint = did_you_mean(str(name), known)
             raise UserError(f"there is no setting {name!r}{hint}; `snclr pretrain --help` lists them all")
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _with_current_names(settings: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the settings under their present names; a YAML file may have keys that are not text."""
+    return {current_name(name) if isinstance(name, str) else name: value for name, value in settings.items()}
 
 
 def _check_used(method: str, settings: Mapping[str, Any]) -> None:

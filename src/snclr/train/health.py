@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from snclr.methods.base import StepOutput
-from snclr.methods.common.features import at_least_float32
-from snclr.methods.common.queue import NeighborQueue, also_found, nearest_neighbors
+from snclr.methods.common.gate import NEAREST
+from snclr.methods.common.queue import also_found
 
 KNN_TEMPERATURE = 0.07
 PURITY = "share of neighbors with the image's class"
@@ -20,8 +20,6 @@ PURITY = "share of neighbors with the image's class"
 PURITY_IN_TRAINING = f"{PURITY}, augmented views against the augmented views in the queue"
 PURITY_OF_CENTER_CROPS = f"{PURITY}, center crops against center crops"
 PURITY_OF_QUEUE = f"{PURITY}, center crops against the augmented views in the queue"
-AGREEMENT_QUERIES = 256
-"""Entries of the queue that `queue_agreement` searches with."""
 
 
 def feature_spread(features: Tensor) -> float:
@@ -65,27 +63,6 @@ def neighbor_agreement(ids: Tensor, other_ids: Tensor) -> float:
     return float(also_found(ids, other_ids)[ids >= 0].float().mean())
 
 
-def queue_agreement(queue: NeighborQueue, k: int) -> float:
-    """Return how far two similar images have the same neighbors: another measure of the neighbors without labels.
-
-    The queue is split into its even rows A and odd rows B. For entries of A, this is the share of the k nearest in B
-    whose image is also among the k nearest in B of the entry's nearest in A. An entry's own image is left out.
-    """
-    features, ids = queue.search_candidates, queue.ids[: len(queue)]
-    (a, ids_a), (b, ids_b) = ((at_least_float32(features[half::2]), ids[half::2].contiguous()) for half in (0, 1))
-    query, query_ids = a[:AGREEMENT_QUERIES], ids_a[:AGREEMENT_QUERIES]
-    nearest = nearest_neighbors(query, a, 1, ids=query_ids, candidate_ids=ids_a)
-    known = nearest.mask[:, 0]
-    partner = nearest.index[known, 0]
-    found = [
-        nearest_neighbors(features, b, k, ids=own_ids, candidate_ids=ids_b).index
-        for features, own_ids in ((query[known], query_ids[known]), (a[partner], ids_a[partner]))
-    ]
-    if len(ids_b) == 0:
-        return math.nan
-    return neighbor_agreement(*(ids_b[index.clamp(min=0)].where(index >= 0, -1) for index in found))
-
-
 def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask: Tensor) -> float:
     """Return the accuracy of the weighted vote of the neighbors: kNN over the queue, at no extra cost."""
     known = mask & (neighbor_labels >= 0)
@@ -96,13 +73,10 @@ def queue_knn(labels: Tensor, neighbor_labels: Tensor, similarity: Tensor, mask:
     return float((votes.argmax(dim=1) == labels)[rows].float().mean())
 
 
-def health(
-    output: StepOutput, labels: Tensor | None, ids: Tensor, queue: NeighborQueue | None = None
-) -> dict[str, float]:
+def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, float]:
     """Return the metrics above by name, without those that are undefined in this step.
 
-    `labels` (n,) has the class of every image of the dataset, `ids` (N,) the images of this step. `queue` is where the
-    neighbors were found.
+    `labels` (n,) has the class of every image of the dataset, `ids` (N,) the images of this step.
     """
     values = {"spread": feature_spread(output.features), "effective_rank": effective_rank(output.features)}
     if output.neighbor_ids is not None:
@@ -114,9 +88,8 @@ def health(
         values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
         values["neighbor_cosine"] = float(output.similarity[mask].mean())
         if output.found_ids is not None and output.other_found_ids is not None:
-            values["neighbor_agreement"] = neighbor_agreement(output.found_ids, output.other_found_ids)
-        if queue is not None:
-            values["queue_agreement"] = queue_agreement(queue, output.neighbor_ids.shape[1])
+            nearest = (output.found_ids[:, :NEAREST], output.other_found_ids[:, :NEAREST])
+            values["neighbor_agreement"] = neighbor_agreement(*nearest)
         if output.pulled is not None:
             values["pulled_share"] = float(output.pulled[mask].float().mean())
         if labels is not None:

@@ -10,7 +10,7 @@ from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError, known_spelling, snclr_command
 from snclr.methods.config import METHODS
 from snclr.runtime.settings import current_name
-from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, read_config, resolve
+from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, all_settings, read_config, resolve
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,9 @@ def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
         del given["momentum"]
     # The method determines the other settings.
     _refuse_change("method", known_spelling(str(given.get("method", saved.get("method"))), METHODS), saved, given)
+    known = all_settings()
+    for name in known.keys() & given.keys() & saved.keys() - MAY_CHANGE_ON_RESUME:
+        _refuse_change(name, known[name].check(given[name]), saved, given)
     resumed = resolve({**saved, **given})
     for name, value in resumed.to_dict().items():
         if name in given and name not in MAY_CHANGE_ON_RESUME:
@@ -46,10 +49,8 @@ def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str
         )
 
 
-def load_trained_method(run_path: str | Path, device: torch.device | None = None) -> tuple[Any, PretrainConfig]:
+def load_trained_method(run_path: str | Path, device: torch.device | str = "cpu") -> tuple[Any, PretrainConfig]:
     """Load method (encoders, heads, queue; in eval mode) and config of a run from its last checkpoint."""
-    import torch
-
     from snclr.checkpoint import state
     from snclr.checkpoint.format import latest_checkpoint
     from snclr.train.build import build_method, encoder_spec
@@ -69,4 +70,4 @@ def load_trained_method(run_path: str | Path, device: torch.device | None = None
     )
     method: Any = build_method(config, encoder_spec(config), classes, images)
     state.load_method_state(checkpoint.tensors, method)
-    return method.to(device or torch.device("cpu")).eval(), config
+    return method.to(device).eval(), config

@@ -13,11 +13,14 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.io.atomic import explain_full_disk, write_atomic
 from snclr.io.jsonl import append_or_undo, read_jsonl
+
+if TYPE_CHECKING:
+    from snclr.data.decode import RGBImage
 
 _FIELDS = {"step": int}
 RENAMED_METRICS = {"same_class": "neighbor_purity"}
@@ -39,7 +42,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         run.path.mkdir(parents=True, exist_ok=True)
         self._path = run.metrics
         _drop_after(self._path, resume_step)
-        self._fd: int | None = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         self._events = _Events(run.tensorboard, first_step=0 if resume_step is None else resume_step + 1)
 
     def write(
@@ -49,7 +52,6 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
 
         A value that is not finite is written as null, and its name with "nan", "inf" or "-inf" under "nonfinite".
         """
-        assert self._fd is not None, "closed"
         nonfinite: dict[str, str] = {}
         fields = {name: _plain(value, name, nonfinite) for name, value in values.items()}
         record: dict[str, Any] = {"step": int(step), "epoch": _plain(epoch, "epoch", nonfinite), **fields}
@@ -60,26 +62,23 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
             record["timing"] = timings
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with explain_full_disk(self._path, len(line)):
-            append_or_undo(self._fd, line)
+            append_or_undo(self._file.fileno(), line)
             self._events.write(step, {**fields, **{f"timing/{name}": value for name, value in timings.items()}})
 
-    def write_image(self, step: int, name: str, image: bytes, size: tuple[int, int]) -> None:
-        """Add a PNG image of `size` (height, width) to the TensorBoard events."""
-        with explain_full_disk(self._path, len(image)):
-            self._events.write_image(step, name, image, size)
+    def write_image(self, step: int, name: str, pixels: RGBImage) -> None:
+        """Add an image (height, width, 3) to the TensorBoard events."""
+        with explain_full_disk(self._path, pixels.nbytes):
+            self._events.write_image(step, name, pixels)
 
     def sync(self) -> None:
         """Force the lines to disk; called before a checkpoint, so that a power cut loses no line it depends on."""
-        assert self._fd is not None, "closed"
         with explain_full_disk(self._path, 0):
-            os.fsync(self._fd)
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close both files; a second call has no effect."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            self._events.close()
+        self._file.close()
+        self._events.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -149,11 +148,10 @@ class _Events:
                 self._add(step, summary=scalar(name, float(value)))
         self._writer.flush()
 
-    def write_image(self, step: int, name: str, image: bytes, size: tuple[int, int]) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary
+    def write_image(self, step: int, name: str, pixels: RGBImage) -> None:
+        from tensorboardX.summary import image
 
-        content = Summary.Image(height=size[0], width=size[1], colorspace=3, encoded_image_string=image)
-        self._add(step, summary=Summary(value=[Summary.Value(tag=name, image=content)]))
+        self._add(step, summary=image(name, pixels, dataformats="HWC"))
         self._writer.flush()
 
     def _add(self, step: int, **content: Any) -> None:
@@ -162,5 +160,5 @@ class _Events:
         self._writer.write_event(Event(wall_time=time.time(), step=int(step), **content))
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # an error would repeat that of the last write
+        with contextlib.suppress(OSError, ValueError):  # an error would repeat that of the last write, or it is closed
             self._writer.close()

@@ -70,18 +70,16 @@ def build_optimizer(
     >>> [group["weight_decay"] for group in optimizer.param_groups]
     [0.0001, 0.0]
     """
-    kinds = [(constant, decays) for constant in (False, True) for decays in (True, False)]
-    members: dict[tuple[bool, bool], list[Tensor]] = {kind: [] for kind in kinds}
+    by_kind: dict[tuple[bool, bool], dict[str, Any]] = {
+        (constant, decays): {"params": [], "weight_decay": decay, "decays": decays, "constant_lr": constant}
+        for constant in ((False, True) if constant_lr else (False,))
+        for decays, decay in ((True, weight_decay), (False, 0.0))
+    }
     for path, parameter in named_parameters:
         if parameter.requires_grad:
             decays = weight_decay_on == "all" or takes_decay(path, parameter)
-            members[path.partition(".")[0] in constant_lr, decays].append(parameter)
-    groups = [
-        {"params": members[constant, decays], "weight_decay": weight_decay if decays else 0.0, "decays": decays,
-         "constant_lr": constant}
-        for constant, decays in kinds
-        if constant_lr or not constant
-    ]  # fmt: skip
+            by_kind[path.partition(".")[0] in constant_lr, decays]["params"].append(parameter)
+    groups = list(by_kind.values())
     if name == "lars":
         return LARS(groups, lr=lr)
     if name == "adamw":

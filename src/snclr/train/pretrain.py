@@ -67,15 +67,17 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     shared = broadcast_object(given)  # only rank 0 needs to see the run directory
     with raise_on_all_ranks():
         if fabric.is_global_zero and shared.resume and not RunDir(shared.out).config.is_file():
-            _check_new_run(shared, quiet=quiet)
+            if not shared.data:
+                raise no_run_to_resume(shared.out)
+            if not quiet:  # job scripts rely on --resume starting a new run
+                print(f"no run in {shared.out}: starting a new one", file=sys.stderr)
     require(shared, ("data", "out"))
     if given.precision != shared.precision:
         raise UserError(
             f"rank {fabric.global_rank} was started with --precision {given.precision}, but the run uses"
             f" {shared.precision}. Its node does not see {shared.out}: give it the flags of the run."
         )
-    settings_of_math = math_settings(fabric.device, tf32=shared.tf32, deterministic=shared.deterministic)
-    with name_missing_ranks(), settings_of_math:
+    with name_missing_ranks(), math_settings(fabric.device, tf32=shared.tf32, deterministic=shared.deterministic):
         return _pretrain(shared, fabric, quiet=quiet or not fabric.is_global_zero)
 
 
@@ -85,14 +87,6 @@ def launch_run(config: PretrainConfig) -> Any:
         accelerator=config.device, devices=config.devices, nodes=config.nodes, precision=config.precision,
         timeout=config.timeout, batch_size=config.batch_size,
     )  # fmt: skip
-
-
-def _check_new_run(config: PretrainConfig, *, quiet: bool) -> None:
-    """Print that --resume starts a new run, which job scripts rely on; raise UserError if there is no data for one."""
-    if not config.data:
-        raise no_run_to_resume(config.out)
-    if not quiet:
-        print(f"no run in {config.out}: starting a new one", file=sys.stderr)
 
 
 def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snclr.checkpoint.encoder_file import save_snapshot
 from snclr.checkpoint.format import Checkpoint
 from snclr.checkpoint.run_dir import RunDir
-from snclr.checkpoint.snapshots import save_snapshot
 from snclr.data.datasets.base import ImageDataset
-from snclr.data.labels import same_class_chance
+from snclr.data.labels import chance_levels
 from snclr.data.loader import Batch, ViewLoader
 from snclr.distributed.collectives import all_gather, all_reduce_sum
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
 from snclr.methods.base import StepOutput, output_after
+from snclr.methods.common.gate import NEAREST, AgreementGate
 from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
 from snclr.train.health import PURITY_IN_TRAINING, collapsed, health
@@ -74,6 +75,7 @@ class PretrainTask(LoaderTask):
         self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
         self._pushed_since: int | None = None  # the step since which fewer than half of the neighbors are pulled
         self._push_warned = False
+        self._neighbors_used: bool | None = None  # by the gate, as printed last
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Run `training_step`; if `log`, also measure loss and health of the global batch and return them."""
@@ -131,11 +133,11 @@ class PretrainTask(LoaderTask):
         tensors = {name: tensor for name, tensor in output._asdict().items() if name != "loss" and tensor is not None}
         gathered = StepOutput(loss=loss, **{name: all_gather(tensor) for name, tensor in tensors.items()})
         queue = self.module.queue
-        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids), queue)}
+        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids))}
         if queue is not None:
             values["queue_fill"] = len(queue) / queue.capacity
         if "neighbor_purity" in values and not self._purity_printed:
-            chance = same_class_chance(self.dataset.labels)
+            chance = chance_levels(self.dataset.labels)["neighbor_purity"]
             self.progress.print(f"neighbor purity: {PURITY_IN_TRAINING}; chance {chance:.0%}")
             self._purity_printed = True
         # Features that predict masked patches may be nearly equal; the loss keeps them from becoming equal.
@@ -146,7 +148,19 @@ class PretrainTask(LoaderTask):
             self._warn(batch.step, COLLAPSE_ADVICE)
         self._collapsed = is_collapsed
         self._check_pulled(batch.step, values.get("pulled_share"))
+        if (gate := self.module.gate) is not None and batch.epoch > 0:
+            values["neighbors_used"] = float(gate.is_open(batch.epoch))
+            self._print_gate(batch.epoch, gate)
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
+
+    def _print_gate(self, epoch: int, gate: AgreementGate) -> None:
+        """Print whether the gate lets neighbors into the loss, if it has changed."""
+        if (used := gate.is_open(epoch)) == self._neighbors_used:
+            return
+        self._neighbors_used = used
+        state = "the neighbors are in the loss" if used else "the neighbors are not in the loss"
+        compared = f"{gate.agreement:.0%} of the {NEAREST} nearest agree between the two views of an image"
+        self.progress.print(f"epoch {epoch + 1}: {state}: {compared} (--min-agreement {gate.minimum:g})")
 
     def _check_pulled(self, step: int, share: float | None) -> None:
         """Warn once, after a whole epoch in which fewer than half of the neighbors were pulled; single steps vary."""
@@ -213,10 +227,10 @@ class PretrainTask(LoaderTask):
         queue, epoch = self.module.queue, step // self.steps_per_epoch
         if queue is None or self.dataset.remote or (epoch % -(-self.config.epochs // 10) and step < self.total_steps):
             return
-        from snclr.train.tensorboard_images import neighbor_grid, png, write_projector
+        from snclr.train.tensorboard_images import neighbor_grid, write_projector
 
         if (grid := neighbor_grid(queue, self.dataset)) is not None:
-            metrics.write_image(step, "neighbors", png(grid), grid.shape[:2])
+            metrics.write_image(step, "neighbors", grid)
         if step == self.total_steps:
             write_projector(self.run.tensorboard, queue, self.dataset)
 

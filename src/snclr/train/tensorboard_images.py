@@ -14,9 +14,9 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 from snclr.data.datasets.base import ImageDataset
-from snclr.data.decode import BadImage, RGBImage
+from snclr.data.decode import RGBImage, load_or_none
 from snclr.io.atomic import write_atomic
-from snclr.methods.common.queue import NeighborQueue
+from snclr.methods.common.queue import NeighborQueue, nearest_neighbors
 
 TILE = 64
 """Pixels of an image in the grid."""
@@ -36,60 +36,54 @@ def neighbor_grid(queue: NeighborQueue, dataset: ImageDataset, *, rows: int = 4,
 
     The queries are spread over the image ids, so that they stay the same from grid to grid if the data fit the queue.
     """
-    index, ids = _newest(queue)
+    index, ids, picked = _newest(queue, rows)
     if len(ids) < 2:
         return None
-    picked = torch.linspace(0, len(ids) - 1, min(rows, len(ids)), device=ids.device).round().long()
-    cosine = (queue.candidates[index[picked]].float() @ queue.candidates.float().T)[:, index]
-    cosine[torch.arange(len(picked)), picked] = -torch.inf
-    nearest = cosine.topk(min(k, len(ids) - 1), dim=1).indices
-    table = torch.cat([picked[:, None], nearest], dim=1)
+    features = queue.candidates[index].float()
+    found = nearest_neighbors(features[picked], features, min(k, len(ids) - 1), ids=ids[picked], candidate_ids=ids)
+    table = torch.cat([picked[:, None], found.index], dim=1)
     return _grid(dataset, ids[table].flatten().tolist(), TILE, columns=table.shape[1], gap=_GAP)
 
 
 def write_projector(folder: Path, queue: NeighborQueue, dataset: ImageDataset, *, images: int = 500) -> None:
     """Write the newest projections of the queue, with labels and thumbnails, for TensorBoard's projector."""
-    index, ids = _newest(queue)
+    index, ids, picked = _newest(queue, images)
     if len(ids) < 2:
         return
-    picked = torch.linspace(0, len(ids) - 1, min(images, len(ids)), device=ids.device).round().long()
     features, shown = queue.candidates[index[picked]].float().cpu().numpy(), ids[picked].tolist()
     labels = [f"{_clean(dataset.key(image))}\t{_clean(dataset.class_name(image) or '')}" for image in shown]
     sprite = _grid(dataset, shown, _SPRITE_TILE, columns=math.ceil(math.sqrt(len(shown))), gap=0)
     write_atomic(folder / "projections.tsv", "".join("\t".join(f"{v:.5g}" for v in row) + "\n" for row in features))
     write_atomic(folder / "projections-labels.tsv", "image\tclass\n" + "\n".join(labels) + "\n")
-    write_atomic(folder / "projections.png", png(sprite))
+    png = io.BytesIO()
+    Image.fromarray(sprite).save(png, "PNG")
+    write_atomic(folder / "projections.png", png.getvalue())
     write_atomic(folder / "projector_config.pbtxt", _PROJECTOR)
 
 
-def png(image: RGBImage) -> bytes:
-    """Encode an image."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    return buffer.getvalue()
+def _newest(queue: NeighborQueue, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the row (n,) of the newest entry of each image in the queue, and the image ids (n,), sorted by id.
 
-
-def _newest(queue: NeighborQueue) -> tuple[Tensor, Tensor]:
-    """Return the row (n,) of the newest entry of each image in the queue, and the image ids (n,), sorted by id."""
+    The third tensor has the positions of `count` of them, evenly spread.
+    """
     rows = queue.newest()
     ids, order = queue.ids[rows].sort()
-    return rows[order], ids
+    picked = torch.linspace(0, len(ids) - 1, min(count, len(ids)), device=ids.device).round().long()
+    return rows[order], ids, picked
 
 
 def _grid(dataset: ImageDataset, images: Sequence[int], side: int, *, columns: int, gap: int) -> RGBImage:
     """Return images as a grid of squares, row by row, on white."""
     tiles = torch.stack([torch.from_numpy(_tile(dataset, image, side)) for image in images]).permute(0, 3, 1, 2)
-    grid: RGBImage = make_grid(tiles, columns, padding=gap, pad_value=255).permute(1, 2, 0).numpy()
-    return grid
+    return make_grid(tiles, columns, padding=gap, pad_value=255).permute(1, 2, 0).numpy()
 
 
 def _tile(dataset: ImageDataset, index: int, side: int) -> RGBImage:
     """Return the center square (side, side, 3) of an image; gray if it cannot be read."""
-    try:
-        image = Image.fromarray(dataset.load(index, side))
-    except BadImage:
+    image = load_or_none(dataset.load, index, side)
+    if image is None:
         return np.full((side, side, 3), 128, np.uint8)
-    return np.array(ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS))
+    return np.array(ImageOps.fit(Image.fromarray(image), (side, side), Image.Resampling.LANCZOS))
 
 
 def _clean(text: str) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -283,12 +283,10 @@ def load_latest_checkpoint(
             found = latest_checkpoint(folder, warn)
             if found is not None and identity is not None and found.info.get("identity") != identity:
                 raise UserError(f"{found.path} belongs to a training with other settings or data; delete {folder}")
-    header = broadcast_object(None if found is None else (found.path, found.step, found.info))
-    if header is None:
+    shared = broadcast_object(found and replace(found, tensors={}))
+    if shared is None:
         return None
-    tensors = broadcast_tensors(None if found is None else found.tensors, torch.device(device))
-    path, step, info = header
-    return Checkpoint(path=path, step=step, tensors=tensors, info=info)
+    return replace(shared, tensors=broadcast_tensors(None if found is None else found.tensors, torch.device(device)))
 
 
 def check_finite(
@@ -318,7 +316,6 @@ def check_finite(
             "ranks": [rank for rank, _ in suspects],
             "ids": [image for _, (_, images) in suspects for image in images],
         }
-        report.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(report, json.dumps(record) + "\n")
     barrier()
     where = f" on rank {suspects[0][0]}" if len(gathered) > 1 and bad_losses else ""

@@ -5,7 +5,6 @@ To add a kind of dataset, write a subclass of `ImageDataset` and add a line to `
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from snclr.data.labels import Labels as Labels
 from snclr.data.sampler import Ids, cached_epoch_order
 from snclr.data.validation_split import split_part
 from snclr.errors import UserError, did_you_mean, similar_path
-from snclr.io.hashing import sha256_bytes
+from snclr.io.hashing import sha256_bytes, sha256_text
 
 
 class ImageDataset(ABC):
@@ -74,11 +73,6 @@ class ArrayDataset(ImageDataset):
     classes: list[str] | None = None
     prefix: str = ""
     """Prefix of keys; empty: the name."""
-
-    def __post_init__(self) -> None:
-        assert self.images.dtype == np.uint8
-        assert self.images.shape[3:] == (3,)
-        assert self.labels is None or self.labels.shape == (len(self.images),)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -143,17 +137,15 @@ def open_dataset(
     ['airplane', 'automobile', 'frog', 'horse', 'ship']
     """
     # Imported here because these modules import this one.
-    from snclr.data.datasets.builtin import BUILTIN, open_builtin
-    from snclr.data.datasets.demo import open_demo
+    from snclr.data.datasets.builtin import BUILTIN, open_builtin, open_demo
     from snclr.data.datasets.folder import open_folder, open_list, split_folder
     from snclr.data.datasets.huggingface import names_huggingface, open_huggingface
     from snclr.data.shards.open import is_shard_folder, names_shards, open_shards
     from snclr.data.splits import open_part
 
-    text = str(spec)
-    if split_part(text)[1] and split == "train":
-        return open_part(text, root=root, download=download)
-    text = split_part(text)[0]
+    text, part = split_part(str(spec))
+    if part and split == "train":
+        return open_part(str(spec), root=root, download=download)
     name = text.lower() if isinstance(spec, str) else ""
     if name == "demo":
         return open_demo(split)
@@ -200,7 +192,4 @@ def _not_found(text: str) -> UserError:
 
 
 def _digest(parts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()
+    return sha256_text("".join(f"{part}\0" for part in parts))

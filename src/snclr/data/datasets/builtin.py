@@ -1,10 +1,9 @@
-"""torchvision datasets by name."""
+"""Datasets by name: `demo`, a subset of CIFAR-10 in the package (see demo_images/ORIGIN.md), and torchvision's."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +11,41 @@ import numpy as np
 
 from snclr.data.cache import user_cache
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset
-from snclr.data.decode import RGBImage
+from snclr.data.decode import RGBImage, decode
 from snclr.errors import UserError
 
-
-@dataclass(frozen=True)
-class Builtin:
-    """A torchvision class, and its arguments for each split."""
-
-    type: str
-    splits: Mapping[str, Mapping[str, object]]
-    downloads: bool = True
+BUILTIN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""torchvision's datasets by name: the class, and its arguments for each split."""
+DEMO_FOLDER = Path(__file__).parent / "demo_images"
+_SIDE = 32
 
 
-_TRAIN_FLAG = {"train": {"train": True}, "test": {"train": False}}
+def open_demo(split: str = "train") -> ArrayDataset:
+    """Open the demo images, `train` or `test`, as uint8 (n, 32, 32, 3) with labels; classes alternate.
+
+    >>> open_demo("test").images.shape
+    (1200, 32, 32, 3)
+    """
+    if split not in ("train", "test"):
+        raise UserError(f"the demo data has the splits train and test, not {split!r}")
+    classes: dict[str, list[RGBImage]] = {}
+    for path in sorted(DEMO_FOLDER.glob(f"{split}-*-*.webp")):
+        classes.setdefault(path.stem.split("-")[1], []).append(_cut(decode(path)))
+    if not classes:
+        raise UserError(
+            f"this installation has no demo images in {DEMO_FOLDER}. Build them in a checkout of the project with "
+            "`python scripts/build_demo_data.py`, or use your own folder of images."
+        )
+    images = np.stack([np.concatenate(sheets) for sheets in classes.values()], axis=1)  # (n, classes, 32, 32, 3)
+    labels = np.tile(np.arange(len(classes), dtype=np.int64), len(images))
+    return ArrayDataset("demo", images.reshape(-1, _SIDE, _SIDE, 3), labels, list(classes), prefix=f"demo/{split}")
 
 
-def _splits(**names: str) -> dict[str, dict[str, object]]:
-    return {split: {"split": name} for split, name in names.items()}
-
-
-BUILTIN: dict[str, Builtin] = {
-    "cifar10": Builtin("CIFAR10", _TRAIN_FLAG),
-    "cifar100": Builtin("CIFAR100", _TRAIN_FLAG),
-    "mnist": Builtin("MNIST", _TRAIN_FLAG),
-    "fashionmnist": Builtin("FashionMNIST", _TRAIN_FLAG),
-    "kmnist": Builtin("KMNIST", _TRAIN_FLAG),
-    "svhn": Builtin("SVHN", _splits(train="train", test="test", extra="extra")),
-    "stl10": Builtin(
-        "STL10",
-        {**_splits(train="train", test="test", unlabeled="unlabeled"), "train+unlabeled": {"split": "train+unlabeled"}},
-    ),
-    "dtd": Builtin("DTD", _splits(train="train", val="val", test="test")),
-    "eurosat": Builtin("EuroSAT", {"train": {}}),
-    "fgvcaircraft": Builtin("FGVCAircraft", _splits(train="trainval", test="test")),
-    "flowers102": Builtin("Flowers102", _splits(train="train", val="val", test="test")),
-    "food101": Builtin("Food101", _splits(train="train", test="test")),
-    "gtsrb": Builtin("GTSRB", _splits(train="train", test="test")),
-    "imagenet": Builtin("ImageNet", _splits(train="train", val="val", test="val"), downloads=False),
-    "imagenette": Builtin("Imagenette", _splits(train="train", val="val", test="val")),
-    "oxfordiiitpet": Builtin("OxfordIIITPet", _splits(train="trainval", test="test")),
-}
+def _cut(sheet: RGBImage) -> RGBImage:
+    """Cut a sheet (rows * 32, columns * 32, 3) into its images (n, 32, 32, 3), row by row."""
+    grid = sheet.reshape(sheet.shape[0] // _SIDE, _SIDE, sheet.shape[1] // _SIDE, _SIDE, 3)
+    images: RGBImage = grid.swapaxes(1, 2).reshape(-1, _SIDE, _SIDE, 3)
+    return images
 
 
 def open_builtin(name: str, *, split: str = "train", root: Path | None = None, download: bool = False) -> ImageDataset:
@@ -61,19 +54,20 @@ def open_builtin(name: str, *, split: str = "train", root: Path | None = None, d
     Datasets that torchvision holds in memory become an ArrayDataset, others a FileDataset.
     """
     entry = BUILTIN[name]
-    if split not in entry.splits:
-        raise UserError(f"{name} has no split {split!r}; it has {', '.join(entry.splits)}")
+    if split not in entry["splits"]:
+        raise UserError(f"{name} has no split {split!r}; it has {', '.join(entry['splits'])}")
+    downloads = entry.get("downloads", True)
     root = user_cache() / "data" if root is None else Path(root).expanduser()
     import torchvision.datasets
 
-    arguments = {**entry.splits[split], **({"download": download} if entry.downloads else {})}
+    arguments = entry["splits"][split] | ({"download": download} if downloads else {})
     try:
-        dataset = getattr(torchvision.datasets, entry.type)(root=str(root), **arguments)
+        dataset = getattr(torchvision.datasets, entry["class"])(root=str(root), **arguments)
     except ImportError as error:
         raise UserError(f"{name} needs another package: {error}; install it with pip") from error
     except (OSError, RuntimeError) as error:
         advice = "download it or give its location (download=True, root=…)"
-        if not entry.downloads:
+        if not downloads:
             advice = "it cannot be downloaded automatically; get it from its publisher and give its folder"
         elif download:
             advice = "check the connection and the free disk space"
@@ -91,10 +85,9 @@ def _from_arrays(name: str, split: str, dataset: Any) -> ArrayDataset:
         images = images.transpose(0, 2, 3, 1)
     rgb: RGBImage = np.ascontiguousarray(np.broadcast_to(images, (*images.shape[:3], 3)), dtype=np.uint8)
     labels = np.asarray(dataset.labels if hasattr(dataset, "labels") else dataset.targets).astype(np.int64)
-    labeled = bool((labels >= 0).any())  # unlabeled images are marked -1
-    prefix = f"{name}/{split}"
-    classes = _classes(dataset, labels)
-    return ArrayDataset(name, rgb, labels if labeled else None, classes if labeled else None, prefix=prefix)
+    if not (labels >= 0).any():  # unlabeled images are marked -1
+        return ArrayDataset(name, rgb, prefix=f"{name}/{split}")
+    return ArrayDataset(name, rgb, labels, _classes(dataset, labels), prefix=f"{name}/{split}")
 
 
 def _from_files(name: str, root: Path, dataset: Any) -> FileDataset:

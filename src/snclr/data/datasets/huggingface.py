@@ -69,18 +69,14 @@ def parse_spec(text: str) -> Spec:
     name, _, query = text.removeprefix("hf:").partition("?")
     pairs = urllib.parse.parse_qsl(query, keep_blank_values=True)
     unknown = [option for option, value in pairs if option not in _OPTIONS or not value]
-    split, config = None, None
-    if match := re.fullmatch(r"(.+):([^/:\[\]]+(?:\[[^\[\]]*\])?)", name):
-        name, split = match[1], match[2]
-    if match := re.fullmatch(r"(.+)@([^/@]+)", name):
-        name, config = match[1], match[2]
-    if not name or unknown:
+    match = re.fullmatch(r"(.+?)(?:@([^/@]+?))?(?::([^/:\[\]]+(?:\[[^\[\]]*\])?))?", name, re.DOTALL)
+    if match is None or unknown:
         problem = f"unknown or empty options {', '.join(unknown)}" if unknown else "there is no name"
         raise UserError(
             f"{text!r}: {problem}; write hf:OWNER/NAME[@CONFIG][:SPLIT][?OPTION=VALUE&…] with the options "
             f"{', '.join(_OPTIONS)}"
         )
-    return Spec(name, config, split, dict(pairs), text)
+    return Spec(match[1], match[2], match[3], dict(pairs), text)
 
 
 class HuggingFaceDataset(ImageDataset):
@@ -91,11 +87,10 @@ class HuggingFaceDataset(ImageDataset):
         if not len(dataset):
             raise UserError(f"{spec.text} has no images in it")
         self.name = spec.text
-        self.labels, self.classes = None, None
-        if label is not None:
-            names = getattr(dataset.features[label], "names", None)
-            texts = [None if value in (None, -1) else names[value] if names else str(value) for value in dataset[label]]
-            self.labels, self.classes = number_labels(texts, names)
+        names = getattr(dataset.features.get(label), "names", None)
+        values = [] if label is None else dataset[label]
+        texts = [None if value in (None, -1) else names[value] if names else str(value) for value in values]
+        self.labels, self.classes = number_labels(texts, names)
         datasets = _library()
         if isinstance(dataset.features[self._column], datasets.Image):  # the library's decoder would open any format
             dataset = dataset.cast_column(self._column, datasets.Image(decode=False))
@@ -138,11 +133,11 @@ class HuggingFaceDataset(ImageDataset):
 def open_huggingface(text: str, *, split: str = "train") -> ImageDataset:
     """Open `hf:…`; a split in the name takes precedence over `split`."""
     spec = parse_spec(text)
-    chosen = spec.split or _pick(_split_names(spec), split, text)
-    if _is_saved(spec):
-        return HuggingFaceDataset(_take_split(_saved_splits(spec), chosen, text), spec)
-    dataset = _call(spec, "load_dataset", spec.config, split=chosen, **_load_options(spec))
-    return HuggingFaceDataset(dataset, spec)
+    saved = _saved_splits(spec)
+    chosen = spec.split or _pick(_split_names(spec, saved), split, text)
+    if saved is not None:
+        return HuggingFaceDataset(_take_split(saved, chosen, text), spec)
+    return HuggingFaceDataset(_call(spec, "load_dataset", spec.config, split=chosen, **_load_options(spec)), spec)
 
 
 def has_test_split(text: str) -> bool:
@@ -150,7 +145,7 @@ def has_test_split(text: str) -> bool:
     spec = parse_spec(text)
     if spec.split is not None:
         return False
-    names = set(_split_names(spec))
+    names = set(_split_names(spec, _saved_splits(spec)))
     return not names.isdisjoint(_SPLITS["train"]) and not names.isdisjoint(_SPLITS["test"])
 
 
@@ -191,10 +186,8 @@ def _library() -> Any:
     return datasets
 
 
-def _split_names(spec: Spec) -> list[str]:
-    if _is_saved(spec):
-        return list(_saved_splits(spec))
-    return list(_call(spec, "get_dataset_split_names", spec.config, **_load_options(spec)))
+def _split_names(spec: Spec, saved: dict[str, Any] | None) -> list[str]:
+    return list(_call(spec, "get_dataset_split_names", spec.config, **_load_options(spec)) if saved is None else saved)
 
 
 def _pick(names: Sequence[str], split: str, text: str) -> str:
@@ -210,13 +203,13 @@ def _load_options(spec: Spec) -> dict[str, str]:
     return {name: spec.options[name] for name in ("revision", "data_files", "data_dir") if name in spec.options}
 
 
-def _is_saved(spec: Spec) -> bool:
-    """Return whether it is a folder written by `save_to_disk`."""
-    return any((Path(spec.name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
+def _saved_splits(spec: Spec) -> dict[str, Any] | None:
+    """Return the splits of a folder written by `save_to_disk` by name, or None if it is not one.
 
-
-def _saved_splits(spec: Spec) -> dict[str, Any]:
-    """Return the splits of a saved folder by name; a single split has its original name, or `train`."""
+    A single split has its original name, or `train`.
+    """
+    if not any((Path(spec.name) / file).is_file() for file in ("state.json", "dataset_dict.json")):
+        return None
     found = _call(spec, "load_from_disk")
     if isinstance(found, dict):
         return dict(found)
@@ -293,14 +286,10 @@ def _offline_if_unreachable(datasets: Any, *, local: bool) -> Iterator[str | Non
     """
     constants: Any = importlib.import_module("huggingface_hub.constants")
     address = urllib.parse.urlsplit(constants.ENDPOINT)
-    reason = None
-    if not (local or datasets.config.HF_HUB_OFFLINE):
-        reason = _unreachable(str(address.hostname), address.port or 443)
-    if reason is None:
-        yield None
-        return
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    reason = None
+    if not (local or before[1]) and (reason := _unreachable(str(address.hostname), address.port or 443)):
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield reason
     finally:

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from snclr.data.cache import RemoteShard, ShardCache
 from snclr.data.datasets.base import ImageDataset
 from snclr.data.decode import BadImage, RGBImage, decode_stream
-from snclr.data.labels import Labels
 from snclr.data.sampler import Ids, windowed_order
-from snclr.data.shards.cache import RemoteShard, ShardCache
 from snclr.data.shards.index import ShardIndex
 from snclr.errors import UserError
 
@@ -47,15 +46,10 @@ class ShardDataset(ImageDataset):
     ) -> None:
         if not len(index):
             raise UserError(f"there are no images in the shards of {name}")
-        self.name = name
-        self.labels: Labels | None = index.label if index.classes else None
-        self.classes: list[str] | None = index.classes or None
-        self.remote = cache is not None
-        self._shards = shards
-        self._index = index
-        self._cache = cache
+        self.name, self.remote = name, cache is not None
+        self.labels, self.classes = (index.label, index.classes) if index.classes else (None, None)
+        self._shards, self._index, self._cache, self._digest = shards, index, cache, digest
         self._unique_names = unique_names  # otherwise keys include the shard's name
-        self._digest = digest
         self._order: tuple[tuple[int, int], Ids] | None = None  # of the current (seed, epoch)
         self._sequence = np.arange(len(shards))  # order of the shards in that epoch
         self._visited: set[int] = set()  # remote shards whose successors were prefetched

@@ -1,15 +1,21 @@
-"""The index of shards: shard, offset, size, label and name of each image, for random access."""
+"""The index of shards: shard, offset, size, label and name of each image, for random access.
+
+It is read from the headers of tar files. They are untrusted: links, devices, directories and sparse files are skipped,
+and sizes are checked before use.
+"""
 
 from __future__ import annotations
 
-import json
+import io
+import itertools
 import logging
 import os
 import re
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +23,18 @@ import numpy.typing as npt
 from snclr.data.cache import cache_path, load_cached, save_cached
 from snclr.data.decode import SUFFIXES
 from snclr.data.labels import encode_labels, renumber_labels, sort_classes
-from snclr.data.shards.tar import DamagedTar, Member, read_members
 from snclr.errors import UserError
+from snclr.io.jsonl import parse_record
 
 _log = logging.getLogger(__name__)
+_BLOCK = tarfile.BLOCKSIZE
+_MAX_HEADER = 2**20  # bytes of one long name or pax record
+_MAX_SIZE = 2**62
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 # The WebDataset convention: the key is the path up to the first dot of the file name; the rest is the member's type.
 _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _MAX_LABEL_BYTES = 65536
+_COLUMNS = ("shard", "offset", "size", "label")
 _JSON_LABELS = ("label", "cls", "class")
 _VERSION = "1"  # part of the cache key; increase it when the rules in this module change
 
@@ -43,9 +54,8 @@ class PackedNames:
     ends: npt.NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        valid = self.text.dtype == np.uint8 and self.ends.dtype == np.int64 and self.text.ndim == self.ends.ndim == 1
-        bounds = np.concatenate([[0], self.ends, [len(self.text)]]) if valid else np.array([1, 0])
-        if (np.diff(bounds) < 0).any() or (valid and bounds[-2] != bounds[-1]):
+        typed = self.text.dtype == np.uint8 and self.ends.dtype == np.int64 and self.text.ndim == self.ends.ndim == 1
+        if not typed or (np.diff(self.ends, prepend=0) < 0).any() or self.ends[-1:].sum() != len(self.text):
             raise ValueError("the arrays of packed names are inconsistent")
 
     @classmethod
@@ -76,10 +86,10 @@ class ShardIndex:
     classes: list[str]
 
     def __post_init__(self) -> None:
-        columns = (self.shard, self.offset, self.size, self.label)
+        columns = [getattr(self, name) for name in _COLUMNS]
         if any(column.dtype != np.int64 or column.shape != (len(self.names),) for column in columns):
             raise ValueError("the columns of the index differ in length or type")
-        if any((column < 0).any() for column in columns[:3]) or (self.offset | self.size >= 2**62).any():
+        if any((column < 0).any() for column in columns[:3]) or (self.offset | self.size >= _MAX_SIZE).any():
             raise ValueError("the index has invalid offsets or sizes")
         if (self.label < -1).any() or (self.label >= len(self.classes)).any():
             raise ValueError("the index has labels without a class")
@@ -104,11 +114,9 @@ class ShardIndex:
         from safetensors.numpy import save
 
         classes = PackedNames.of(self.classes)
-        arrays: dict[str, npt.NDArray[Any]] = {
-            **{"shard": self.shard, "offset": self.offset, "size": self.size, "label": self.label},
-            **{"names": self.names.text, "name_ends": self.names.ends},
-            **{"classes": classes.text, "class_ends": classes.ends},
-        }
+        arrays = {name: getattr(self, name) for name in _COLUMNS}
+        arrays |= {"names": self.names.text, "name_ends": self.names.ends}
+        arrays |= {"classes": classes.text, "class_ends": classes.ends}
         return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
     @classmethod
@@ -119,7 +127,7 @@ class ShardIndex:
 
         try:
             arrays = load(data)
-            shard, offset, size, label = (arrays[name] for name in ("shard", "offset", "size", "label"))
+            shard, offset, size, label = (arrays[name] for name in _COLUMNS)
             names = PackedNames(arrays["names"], arrays["name_ends"])
             classes = PackedNames(arrays["classes"], arrays["class_ends"])
             return cls(shard, offset, size, label, names, [classes[i] for i in range(len(classes))])
@@ -158,6 +166,60 @@ def merge_indexes(indexes: Sequence[ShardIndex]) -> ShardIndex:
     )
 
 
+class Member(NamedTuple):
+    """A regular file in a tar: `size` bytes from `offset`."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class DamagedTar(Exception):
+    """The file is not a tar, or is damaged; the message states where and how."""
+
+
+class _HeaderFile(io.FileIO):
+    """A file that refuses large reads: `tarfile` would read a header of any claimed size into memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _MAX_HEADER:
+            raise DamagedTar(f"has a name or attribute of {size} bytes at byte {self.tell() - _BLOCK}")
+        return super().read(size) or b""
+
+
+def read_members(path: str | os.PathLike[str]) -> Iterator[Member]:
+    """Yield the regular files of a tar in order; in a truncated tar, the last one may end beyond the file."""
+    with _HeaderFile(os.fspath(path)) as file:
+        length = os.fstat(file.fileno()).st_size
+        if length < _BLOCK:
+            return
+        start = file.read(8)
+        if method := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
+            raise DamagedTar(
+                f"is compressed with {method}, which does not allow random access; decompress it to a plain .tar"
+            )
+        file.seek(0)
+        position = 0
+        try:
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+                while position + _BLOCK <= length and (member := tar.next()) is not None:
+                    tar.members.clear()  # type: ignore[attr-defined]  # memory stays constant for millions of members
+                    if not 0 <= member.size < _MAX_SIZE:
+                        raise DamagedTar(f"claims a file of {member.size} bytes at byte {member.offset}")
+                    if tar.offset <= position:
+                        raise DamagedTar(f"has a header that points backward at byte {member.offset}")
+                    position = tar.offset
+                    if member.isreg() and not member.issparse():
+                        yield Member(member.name, member.offset_data, member.size)
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+            raise DamagedTar(f"has no valid tar header at byte {position} ({error})") from error
+        # `tarfile` treats an invalid header after the first one as the end of the archive.
+        file.seek(min(position, length))
+        block = file.read(_BLOCK)
+        if len(block) == _BLOCK and block != bytes(_BLOCK):
+            raise DamagedTar(f"has no valid tar header at byte {position}")
+
+
 def _scan(path: Path, location: str) -> ShardIndex:
     try:
         with open(path, "rb") as file:
@@ -176,23 +238,21 @@ def _scan(path: Path, location: str) -> ShardIndex:
 
 def _images(members: Iterable[Member], fd: int) -> Iterator[tuple[Member, str | None]]:
     """Yield the images of a tar with their labels; consecutive members with the same key are one example."""
-    key, images, label = None, list[Member](), None
-    for member in members:
-        name = member.name.removeprefix("./")
-        match = _KEY.fullmatch(name)
-        if match is None or name.startswith("/") or ".." in name.split("/"):
-            continue  # hidden, without a suffix, or outside of the archive
-        if match[1] != key:
-            yield from ((image, label) for image in images)
-            key, images, label = match[1], [], None
-        suffix = match[2].lower()
-        if f".{suffix}".endswith(SUFFIXES):
-            images.append(member._replace(name=name))
-        elif suffix == "cls" and member.size <= _MAX_LABEL_BYTES:
-            label = _label(os.pread(fd, member.size, member.offset)) or label
-        elif suffix == "json" and member.size <= _MAX_LABEL_BYTES and label is None:
-            label = _json_label(os.pread(fd, member.size, member.offset))
-    yield from ((image, label) for image in images)
+    named = (member._replace(name=member.name.removeprefix("./")) for member in members)
+    # Not hidden, with a suffix, and inside of the archive.
+    inside = (member for member in named if member.name[:1] != "/" and ".." not in member.name.split("/"))
+    matches = ((match, member) for member in inside if (match := _KEY.fullmatch(member.name)))
+    for _, example in itertools.groupby(matches, key=lambda pair: pair[0][1]):
+        images, label = list[Member](), None
+        for match, member in example:
+            suffix = match[2].lower()
+            if f".{suffix}".endswith(SUFFIXES):
+                images.append(member)
+            elif suffix == "cls" and member.size <= _MAX_LABEL_BYTES:
+                label = _label(os.pread(fd, member.size, member.offset)) or label
+            elif suffix == "json" and member.size <= _MAX_LABEL_BYTES and label is None:
+                label = _json_label(os.pread(fd, member.size, member.offset))
+        yield from ((image, label) for image in images)
 
 
 def _label(data: bytes) -> str | None:
@@ -204,11 +264,7 @@ def _label(data: bytes) -> str | None:
 
 
 def _json_label(data: bytes) -> str | None:
-    try:
-        content: Any = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    fields = content if isinstance(content, dict) else {}
+    fields = parse_record(data) or {}
     value = next((fields[name] for name in _JSON_LABELS if name in fields), None)
     is_label = isinstance(value, (int, str)) and not isinstance(value, bool)
     return _label(str(value).encode("utf-8", "replace")) if is_label else None

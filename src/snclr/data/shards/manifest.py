@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from snclr.data.remote.files import read_remote, sibling
+from snclr.data.remote import read_remote, sibling
 from snclr.data.shards.index import ShardIndex
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
-from snclr.io.hashing import sha256_bytes, sha256_file
+from snclr.io.hashing import sha256_bytes
+from snclr.io.jsonl import parse_record
 
 MANIFEST = "shards.json"
 INDEX = "index.safetensors"
@@ -33,11 +34,6 @@ class ShardEntry:
     bytes: int
     sha256: str
     images: int
-
-    @classmethod
-    def of(cls, path: Path, images: int) -> ShardEntry:
-        """Describe a shard on disk."""
-        return cls(path.name, path.stat().st_size, sha256_file(path), images)
 
     @classmethod
     def parse(cls, entry: Any) -> ShardEntry:
@@ -78,18 +74,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def read_manifest(location: Path | str) -> Manifest:
     """Read a manifest and its index from a path or a URL (str); UserError if they are inconsistent."""
-    data = _read(location)
+    parsed = parse_record(_read(location)) or {}
+    schema = parsed.get("schema")
+    if isinstance(schema, str) and schema != SCHEMA:
+        raise UserError(f"{location} has the schema {schema!r}; this version reads {SCHEMA!r}")
     try:
-        parsed = json.loads(data)
-        schema = parsed.get("schema")
-        if isinstance(schema, str) and schema != SCHEMA:
-            raise UserError(f"{location} has the schema {schema!r}; this version reads {SCHEMA!r}")
         shards = [ShardEntry.parse(entry) for entry in parsed["shards"]]
         name, digest = _matching(_NAME, parsed["index"]["name"]), parsed["index"]["sha256"]
         images, seed = _count(parsed["images"]), parsed["seed"]
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{location} is not a manifest of `snclr pack`: {reason}") from error
     data = _read(location.parent / name if isinstance(location, Path) else sibling(location, name))

@@ -10,15 +10,13 @@ import logging
 import os
 import re
 import urllib.parse
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from braceexpand import braceexpand
 
-from snclr.data.remote.files import check_url, file_name, is_url, list_remote, remote_state, sibling
-from snclr.data.remote.retry import map_in_threads
-from snclr.data.shards.cache import RemoteShard, ShardCache
+from snclr.data.cache import RemoteShard, ShardCache
+from snclr.data.remote import check_url, file_name, is_url, list_remote, map_in_threads, remote_state, sibling
 from snclr.data.shards.dataset import PREFETCH, START, WINDOW, ShardDataset
 from snclr.data.shards.index import ShardIndex, index_file, index_shard, merge_indexes
 from snclr.data.shards.manifest import MANIFEST, read_manifest
@@ -96,7 +94,7 @@ def open_shards(spec: str | Path, *, name: str) -> ShardDataset:
     paths: list[str] = []
     for pattern in expand_braces(str(path)):
         is_glob = glob.has_magic(pattern) and not os.path.exists(pattern)
-        paths.extend(sorted(glob.glob(pattern)) if is_glob else [pattern])
+        paths += sorted(glob.glob(pattern)) if is_glob else [pattern]
     return _open_paths([Path(path) for path in paths], name)
 
 
@@ -105,8 +103,7 @@ def _open_paths(paths: list[Path], name: str) -> ShardDataset:
     if missing or not paths:
         examples = f"missing shards: {len(missing)} of {len(paths)}, e.g. {', '.join(missing[:3])}"
         raise UserError(f"{name}: {examples if missing else 'no shard matches; check the path and the numbers'}")
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        index = merge_indexes(list(pool.map(index_file, paths)))
+    index = merge_indexes(list(map_in_threads(index_file, paths, threads=4)))
     return ShardDataset(name, paths, index, digest=_digest(index))
 
 
@@ -116,7 +113,13 @@ def _open_manifest(location: Path | str, name: str) -> ShardDataset:
     if isinstance(location, Path):
         paths = [location.parent / entry.name for entry in manifest.shards]
         for path, entry in zip(paths, manifest.shards, strict=True):
-            _check_size(path, entry.bytes, name)
+            size = path.stat().st_size if path.is_file() else None
+            if size != entry.bytes:
+                found = "is missing" if size is None else f"has {size:,} bytes, not the {entry.bytes:,} of the manifest"
+                raise UserError(
+                    f"{name}: the shard {path} {found}. Copy it again, or pack the folder again. "
+                    f"`{snclr_command('pack', '--verify', path.parent)}` checks every shard."
+                )
         return ShardDataset(name, paths, manifest.index, digest=manifest.digest(), unique_names=True)
     shards = [RemoteShard(sibling(location, e.name), e.bytes, e.sha256, hashed=True) for e in manifest.shards]
     cache = ShardCache.open(name)
@@ -137,33 +140,18 @@ def _open_urls(pattern: str, name: str) -> ShardDataset:
                 f"the URL {url!r} is not a shard. Give .tar files, the {MANIFEST} that `snclr pack` wrote, or its "
                 "folder with a / at the end."
             )
-    cache = ShardCache.open(name)
-    states = map_in_threads(remote_state, urls)
+    cache = ShardCache.open(name)  # before any request: remote shards cannot be read without it
+    states = list(map_in_threads(remote_state, urls))
     shards = [RemoteShard(url, *state, hashed=False) for url, state in zip(urls, states, strict=True)]
     _check_cache_limit(cache, shards, name)
-
-    def download(shard: RemoteShard) -> Path:
-        cache.fetch(shard)
-        return cache.path(shard)
-
     indexes = []
     with Progress(f"indexing {name}", len(urls), unit="shards") as progress:
         for shard in shards:
-            version = f"{shard.size} {shard.version}"
-            indexes.append(index_shard(shard.url, version, functools.partial(download, shard)))
+            local_copy = functools.partial(cache.fetch, shard)
+            indexes.append(index_shard(shard.url, f"{shard.size} {shard.version}", local_copy))
             progress.update(1)
     merged = merge_indexes(indexes)
     return ShardDataset(name, shards, merged, digest=_digest(merged, *_order_id(shards)), cache=cache)
-
-
-def _check_size(path: Path, expected: int, name: str) -> None:
-    size = path.stat().st_size if path.is_file() else None
-    if size != expected:
-        problem = "is missing" if size is None else f"has {size:,} bytes, not the {expected:,} of the manifest"
-        raise UserError(
-            f"{name}: the shard {path} {problem}. Copy it again, or pack the folder again. "
-            f"`{snclr_command('pack', '--verify', path.parent)}` checks every shard."
-        )
 
 
 def _order_id(shards: list[RemoteShard]) -> list[str]:

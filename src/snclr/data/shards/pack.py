@@ -6,27 +6,27 @@ pack resumes after its finished shards; the folder is renamed when all shards ar
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from snclr.data.datasets.base import FileDataset, open_dataset
 from snclr.data.datasets.folder import split_folder
-from snclr.data.decode import BadImage, decode, decode_stream
+from snclr.data.decode import BadImage, decode_stream
+from snclr.data.remote import map_in_threads
 from snclr.data.sampler import Ids, epoch_order
-from snclr.data.shards.index import ShardIndex
+from snclr.data.shards.index import ShardIndex, read_members
 from snclr.data.shards.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, write_manifest
-from snclr.data.shards.tar import read_members, write_shard
 from snclr.errors import UserError, count
-from snclr.io.atomic import partial_path, remove_leftovers, remove_partial, write_atomic
+from snclr.io.atomic import atomic_writer, partial_path, remove_leftovers, remove_partial, write_atomic
 from snclr.io.hashing import sha256_file
 from snclr.io.locking import FileLock, lock_folder
 from snclr.runtime.progress import Progress
@@ -119,15 +119,11 @@ def pack_folder(
         with Progress(f"packing {folder}", sum(map(len, splits.values())), quiet=quiet) as progress:
             for name, dataset in splits.items():
                 job = _SplitJob(dataset, sizes[name], work / _SHARDS / name, settings)
-                manifest = job.run(workers or os.cpu_count() or 1, progress)
-                skipped += [SkippedFile(f"{name}/{key}" if name else key, reason) for key, reason in job.skipped()]
-                parts[name or "all"] = PackedSplit(
-                    images=len(manifest.index),
-                    files=len(manifest.shards),
-                    bytes=sum(entry.bytes for entry in manifest.shards),
-                    classes=len(manifest.index.classes),
-                    digest=manifest.digest(),
-                )
+                manifest, bad = job.run(workers or os.cpu_count() or 1, progress)
+                skipped += [replace(file, key=f"{name}/{file.key}") if name else file for file in bad]
+                index, size = manifest.index, sum(entry.bytes for entry in manifest.shards)
+                counts = (len(index), len(manifest.shards), size, len(index.classes))
+                parts[name or "all"] = PackedSplit(*counts, manifest.digest())
         if out.exists():  # empty, or to be overwritten
             os.rename(out, partial_path(out))
         os.rename(work / _SHARDS, out)
@@ -207,55 +203,48 @@ class _SplitJob:
         # Members must not have absolute names or names with `..`.
         self.files = ["/".join(p for p in PurePosixPath(f).parts if p not in ("/", "..")) for f in dataset.files]
         self.keys = member_keys(self.files)
+        self.members = [key + PurePosixPath(f).suffix.lower() for key, f in zip(self.keys, self.files, strict=True)]
         n, seed = len(dataset), settings.seed
+        self.labels = np.full(n, -1, np.int64) if dataset.labels is None else dataset.labels
         order = np.arange(n) if seed is None else epoch_order(n, seed, epoch=0)
         self.plan = plan_shards(sizes, order, settings)
-        self.packed: set[int] = set()
 
-    def run(self, workers: int, progress: Progress) -> Manifest:
-        """Write all shards in a thread pool, then the manifest."""
+    def run(self, workers: int, progress: Progress) -> tuple[Manifest, list[SkippedFile]]:
+        """Write all shards in a thread pool, then the manifest; return it, and the files that are not images."""
         self.folder.mkdir(parents=True, exist_ok=True)
         entries: list[ShardEntry] = []
         rows: list[tuple[int, int, int, int]] = []  # image, shard, offset, size
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            try:
-                for number, (entry, images) in enumerate(pool.map(self._write, range(len(self.plan)))):
-                    entries.append(entry)
-                    rows += [(index, number, offset, size) for index, offset, size in images]
-                    progress.update(len(self.plan[number]))
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        with contextlib.closing(map_in_threads(self._write, range(len(self.plan)), workers)) as written:
+            for number, (entry, images) in enumerate(written):
+                entries.append(entry)
+                rows += [(index, number, offset, size) for index, offset, size in images]
+                progress.update(len(self.plan[number]))
         if not rows:
             raise UserError(f"{self.dataset.name} has no readable image among {count(len(self.dataset), 'file')}")
         rows.sort()  # in the order of the folder: an image has the same id in both, and so the same views
-        indices = [row[0] for row in rows]
-        self.packed.update(indices)
-        labels = np.array([self._label(index) for index in indices], dtype=np.int64)
-        names = [self.dataset.files[index] for index in indices]
-        index = ShardIndex.of_rows([row[1:] for row in rows], labels, names, self.dataset.classes or [])
+        packed = [row[0] for row in rows]
+        names = [self.dataset.files[index] for index in packed]
+        index = ShardIndex.of_rows([row[1:] for row in rows], self.labels[packed], names, self.dataset.classes or [])
         manifest = Manifest(entries, index, self.settings.seed)
         write_manifest(self.folder, manifest)
-        return manifest
-
-    def skipped(self) -> Iterator[tuple[str, str]]:
-        """Yield the key of each file that is not packed, and the reason."""
-        for index in sorted(set(range(len(self.dataset))) - self.packed, key=self.dataset.key):
+        skipped = []
+        for number in sorted(set(range(len(self.dataset))) - set(packed), key=self.dataset.key):
             try:
-                decode(self.dataset.folder / self.dataset.files[index])
+                self.dataset.load(number)
             except BadImage as error:
-                yield self.dataset.key(index), error.reason
+                skipped.append(SkippedFile(self.dataset.key(number), str(error)))
+        return manifest, skipped
 
     def _write(self, number: int) -> tuple[ShardEntry, list[tuple[int, int, int]]]:
         """Write one shard unless it is finished; return its entry and (index, offset, size) of each image."""
         path = self.folder / f"shard-{number:05d}.tar"
         if not path.exists():
-            write_shard(path, self._members(self.plan[number]))
-        index_of = {self._member(index): index for index in self.plan[number]}
+            write_shard(path, self._contents(self.plan[number]))
+        index_of = {self.members[index]: index for index in self.plan[number]}
         images = [(index_of[m.name], m.offset, m.size) for m in read_members(path) if m.name in index_of]
-        return ShardEntry.of(path, len(images)), images
+        return ShardEntry(path.name, path.stat().st_size, sha256_file(path), len(images)), images
 
-    def _members(self, indices: list[int]) -> Iterator[tuple[str, bytes]]:
+    def _contents(self, indices: list[int]) -> Iterator[tuple[str, bytes]]:
         """Yield the members of one shard; with `check`, leave out unreadable images."""
         for index in indices:
             path = self.dataset.folder / self.dataset.files[index]
@@ -267,17 +256,23 @@ class _SplitJob:
                 raise UserError(f"{path} cannot be read: {error.strerror}; repair or remove it") from error
             except BadImage:
                 continue
-            yield self._member(index), data
-            if self._label(index) >= 0:
-                yield f"{self.keys[index]}.cls", b"%d" % self._label(index)
+            yield self.members[index], data
+            if self.labels[index] >= 0:
+                yield f"{self.keys[index]}.cls", b"%d" % self.labels[index]
             if self.keys[index] + path.suffix != self.files[index]:
                 yield f"{self.keys[index]}.json", json.dumps({"file": self.files[index]}).encode()
 
-    def _member(self, index: int) -> str:
-        return self.keys[index] + PurePosixPath(self.files[index]).suffix.lower()
 
-    def _label(self, index: int) -> int:
-        return -1 if self.dataset.labels is None else int(self.dataset.labels[index])
+def write_shard(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
+    """Write (name, content) pairs as a tar, atomically; its bytes depend on them alone."""
+    with (
+        atomic_writer(path, 0) as file,
+        tarfile.open(None, "w", file, format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape") as tar,
+    ):
+        for name, content in members:
+            info = tarfile.TarInfo(name)  # without time and owner
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
 
 
 def _check_output(out: Path, overwrite: bool) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from snclr.data.decode import RGBImage
 
 Boxes = npt.NDArray[np.int64]
+Sides = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 TRIES = 10
@@ -28,28 +29,26 @@ CENTER_CROP_MARGIN = 256 / 224  # resize relative to the center crop
 _LONGEST = 4  # times the crop size; longer images are not resized as a whole
 
 
-def random_boxes(numbers: Floats, height: int, width: int, area: tuple[float, float]) -> Boxes:
+def random_boxes(numbers: Floats, height: int | Sides, width: int | Sides, area: tuple[float, float]) -> Boxes:
     """Return one random crop per row: numbers (n, 22) in [0, 1) → boxes (n, 4); `area` is the range of area shares.
 
-    Like RandomResizedCrop: the first of ten random shapes that fits, or else a center crop with the nearest allowed
-    aspect ratio.
+    `height` and `width` are those of all images, or (n,). Like RandomResizedCrop: the first of ten random shapes that
+    fits, or else a center crop with the nearest allowed aspect ratio.
     """
+    height, width = np.reshape(height, (-1, 1)), np.reshape(width, (-1, 1))
     shares, ratios = numbers[:, :TRIES], numbers[:, TRIES : 2 * TRIES]
     pixels = height * width * (area[0] + (area[1] - area[0]) * shares)
     ratio = np.exp((2 * ratios - 1) * _LOG_RATIO)
-    widths = np.rint(np.sqrt(pixels * ratio)).astype(np.int64)
-    heights = np.rint(np.sqrt(pixels / ratio)).astype(np.int64)
+    widths, heights = np.rint(np.sqrt(pixels * ratio)), np.rint(np.sqrt(pixels / ratio))
     fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
-    first = fits.argmax(axis=1)
-    row = np.arange(len(numbers))
+    first = fits.argmax(axis=1, keepdims=True)
+    found, w, h = (np.take_along_axis(each, first, axis=1) for each in (fits, widths, heights))
     # The fallback is used for elongated images, where a large crop cannot have an allowed ratio.
-    found = fits[row, first]
-    w = np.where(found, widths[row, first], min(width, max(1, round(height * 4 / 3))))
-    h = np.where(found, heights[row, first], min(height, max(1, round(width * 4 / 3))))
-    top_share, left_share = numbers[:, -2], numbers[:, -1]
-    top = np.where(found, np.floor(top_share * (height - h + 1)), (height - h) // 2)
-    left = np.where(found, np.floor(left_share * (width - w + 1)), (width - w) // 2)
-    return np.stack([top, left, h, w], axis=1).astype(np.int64)
+    w = np.where(found, w, np.minimum(width, np.maximum(1, np.rint(height * 4 / 3))))
+    h = np.where(found, h, np.minimum(height, np.maximum(1, np.rint(width * 4 / 3))))
+    top = np.where(found, np.floor(numbers[:, -2:-1] * (height - h + 1)), (height - h) // 2)
+    left = np.where(found, np.floor(numbers[:, -1:] * (width - w + 1)), (width - w) // 2)
+    return np.concatenate([top, left, h, w], axis=1).astype(np.int64)
 
 
 def crop_image(image: RGBImage, box: npt.NDArray[Any], flip: bool, size: int) -> RGBImage:

@@ -1,8 +1,9 @@
 """Views: random crops with color transforms, each a pure function of (seed, epoch, image id, view number).
 
-Stage 1 crops, resizes and flips to uint8, per image (`crop_view`) or per batch (`crop_views`). Stage 2 (`color_views`)
-applies color transforms and normalizes a batch on the training device. torchvision's transforms draw from a global
-generator, so their views would depend on workers, ranks and the batch, and not be bit-identical after a resume.
+Stage 1 crops, resizes and flips to uint8: images of any sizes (`crop_images`), or a batch of one size (`crop_views`).
+Stage 2 (`color_views`) applies color transforms and normalizes a batch on the training device. torchvision's transforms
+draw from a global generator, so their views would depend on workers, ranks and the batch, and not be bit-identical
+after a resume.
 """
 
 from __future__ import annotations
@@ -11,26 +12,24 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import yaml
 from torch import Tensor
 
 from snclr.data.decode import RGBImage
-from snclr.data.sampler import Ids
+from snclr.data.sampler import Ids, uniforms
 from snclr.data.transforms import color, randaugment
 from snclr.data.transforms import crop as crops
-from snclr.data.transforms.compiled_color import can_compile, compiled_color
-from snclr.data.transforms.fused_color import Steps, parameter_table
-from snclr.data.transforms.rng import uniforms
+from snclr.data.transforms.compiled_color import Floats, Mask, Steps, can_compile, compiled_color, parameter_table
 from snclr.errors import UserError
 from snclr.runtime.device import threads_for, to_device
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +66,8 @@ class ViewSettings:
     """Take the center crop of evaluation instead of a random crop."""
 
     def __post_init__(self) -> None:
-        limits = {"hue": 0.5}
         for setting in fields(self):
-            value, limit = getattr(self, setting.name), limits.get(setting.name, 1.0)
+            value, limit = getattr(self, setting.name), 0.5 if setting.name == "hue" else 1.0
             if not 0 <= value <= limit:
                 raise UserError(f"the view setting {setting.name} is {value}; it must be between 0 and {limit}")
         if not 0 < self.crop_min <= self.crop_max:
@@ -78,34 +76,9 @@ class ViewSettings:
             )
 
 
-# The color distortion of SimCLR (Chen et al., 2020) at strength 1, and at strength 0.5 as in its command for CIFAR-10.
-_SIMCLR = ViewSettings(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5)
-_SIMCLR_CIFAR = ViewSettings(saturation=0.4, blur=0.0)
-_RANDAUGMENT = replace(_SIMCLR, crop_min=0.2, randaugment=0.5)
-_INFOMIN = replace(_RANDAUGMENT, pycontrast=True)
-# MoCo v1's (He et al., 2020), which always jitters; MoCo v2's (Chen et al., 2020), which also blurs.
-_MOCO = ViewSettings(crop_min=0.2, jitter=1.0, saturation=0.4, hue=0.4, blur=0.0)
-_MOCOV2 = ViewSettings(crop_min=0.2, saturation=0.4, blur=0.5)
-# PIRL's image, and the view that is cut into patches (Misra and van der Maaten, 2020).
-_PIRL = ViewSettings(jitter=1.0, saturation=0.4, hue=0.2, blur=0.0)
-_CROPS = ViewSettings(crop_min=0.2, jitter=0.0, grayscale=0.0, blur=0.0)
 VIEW_GROUPS: dict[str, tuple[ViewSettings, ViewSettings]] = {
-    # The augmentations of BYOL's two views (Grill et al., 2020), which the paper uses.
-    "byol": (ViewSettings(), ViewSettings(blur=0.1, solarize=0.2)),
-    # For small images (about 32 pixels): 8 % of the area would be 9 × 9 pixels, and blur would remove all detail.
-    "cifar": (ViewSettings(crop_min=0.2, blur=0.0), ViewSettings(crop_min=0.2, blur=0.0, solarize=0.2)),
-    "simclr": (_SIMCLR, _SIMCLR),
-    "simclr-cifar": (_SIMCLR_CIFAR, _SIMCLR_CIFAR),
-    "moco": (_MOCO, _MOCO),
-    "mocov2": (_MOCOV2, _MOCOV2),
-    "pirl": (_PIRL, replace(_PIRL, crop_min=0.6)),
-    # InfoMin's (Tian et al., "What Makes for Good Views for Contrastive Learning?", 2020): stronger colors and
-    # RandAugment, the same for both views, without the JigSaw branch.
-    "infomin": (_INFOMIN, _INFOMIN),
-    # The same with torchvision's strengths of RandAugment, which have both signs.
-    "randaugment": (_RANDAUGMENT, _RANDAUGMENT),
-    # For images whose color matters or that have none: crops and flips only.
-    "crops": (_CROPS, _CROPS),
+    name: (ViewSettings(**one), ViewSettings(**other))
+    for name, (one, other) in yaml.safe_load(Path(__file__).with_name("views.yaml").read_text("utf-8")).items()
 }
 TRAIN_CROP = ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0)
 """A random crop and flip, for linear probes and fine-tuning."""
@@ -135,34 +108,22 @@ _NUMBERS = _FLIP + 11
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # (24, 4)
 
 
-def crop_view(
-    image: RGBImage, settings: ViewSettings, size: int, *, seed: int, epoch: int, index: int, view: int
-) -> RGBImage:
-    """Apply stage 1 to one image, uint8 (H, W, 3) → uint8 (size, size, 3).
-
-    >>> crop_view(np.zeros((48, 64, 3), np.uint8), TRAIN_CROP, 32, seed=0, epoch=0, index=7, view=0).shape
-    (32, 32, 3)
-    """
-    ids = np.array([index])
-    crop: RGBImage = crop_images([image], settings, size, seed=seed, epoch=epoch, ids=ids, view=view)[0]
-    return crop
-
-
 def crop_images(
     images: Sequence[RGBImage], settings: ViewSettings, size: int, *, seed: int, epoch: int, ids: Ids, view: int
 ) -> RGBImage:
-    """Apply `crop_view` to n images of any sizes → uint8 (n, size, size, 3); faster than one by one."""
+    """Apply stage 1 to n images uint8 (H, W, 3) of any sizes → uint8 (n, size, size, 3).
+
+    >>> image = np.zeros((48, 64, 3), np.uint8)
+    >>> crop_images([image], TRAIN_CROP, 32, seed=0, epoch=0, ids=np.array([7]), view=0).shape
+    (1, 32, 32, 3)
+    """
     if settings.center:
         return np.stack([crops.center_crop(image, size) for image in images])
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
-    out = np.empty((len(images), size, size, 3), np.uint8)
-    shapes = np.array([image.shape[:2] for image in images])
-    for shape in np.unique(shapes, axis=0):
-        rows = np.flatnonzero((shapes == shape).all(axis=1))
-        boxes, flips = _geometry(numbers[rows], settings, int(shape[0]), int(shape[1]))
-        for row, box, flip in zip(rows.tolist(), boxes, flips.tolist(), strict=True):
-            out[row] = crops.crop_image(images[row], box, flip, size)
-    return out
+    heights, widths = np.array([image.shape[:2] for image in images]).T
+    boxes, flips = _geometry(numbers, settings, heights, widths)
+    rows = zip(images, boxes, flips.tolist(), strict=True)
+    return np.stack([crops.crop_image(image, box, flip, size) for image, box, flip in rows])
 
 
 def crop_views(
@@ -194,9 +155,9 @@ def color_views(
     numbers = uniforms(seed, epoch, ids, view, _NUMBERS + (randaugment.NUMBERS if settings.randaugment else 0))
     steps = _color_steps(settings)
     if steps is not None and can_compile(images.device):
-        table = to_device(_parameter_table(settings, numbers, images), images.device)
+        table = to_device(parameter_table(*_parameters(settings, numbers, images)), images.device)
         channels_last = memory_format == torch.channels_last
-        colored = compiled_color(images, table, _mean_and_scale(images.device), steps, channels_last=channels_last)
+        colored = compiled_color(images, table, _normalization(images.device)[::2], steps, channels_last=channels_last)
         if colored is not None:
             return colored
     if images.device.type != "cpu":
@@ -213,9 +174,12 @@ def color_views(
 
 def _color_rows(images: Tensor, settings: ViewSettings, numbers: Floats) -> Tensor:
     """Apply each transform of stage 2 to the images that it changes."""
-    chosen = _chosen_rows(settings, numbers)
-    weights = _blur_weights(numbers[chosen["blur"]], images)
-    factors = torch.from_numpy(_jitter_factors(settings, numbers)).float()  # (n, 4)
+    orders, jitter_factors, masks, weights = _parameters(settings, numbers, images)
+    factors = torch.from_numpy(jitter_factors).float()  # (n, 4)
+    chosen = {name: np.flatnonzero(masks[name]) for name in ("gray", "blur", "solarize")}
+    limits, at = _jitter_limits(settings), _ORDERS[orders]  # (n, 4): the operation at each position
+    for position, part in itertools.product(range(4), np.flatnonzero(limits).tolist()):
+        chosen[f"{position}.{part}"] = np.flatnonzero(masks["jitter"] & (at[:, position] == part))
     # Two copies for all row numbers and all parameters.
     rows_t = to_device(torch.from_numpy(np.concatenate(list(chosen.values()))), images.device)
     rows = dict(zip(chosen, torch.split(rows_t, [len(part) for part in chosen.values()]), strict=True))
@@ -255,27 +219,23 @@ def _color_steps(settings: ViewSettings) -> Steps | None:
     return None if steps == Steps() or settings.randaugment or settings.pycontrast else steps
 
 
-def _parameter_table(settings: ViewSettings, numbers: Floats, images: Tensor) -> Tensor:
-    """Return the parameters of all transforms for `fused_color`, one row per image."""
-    gray, blurred, solarize = (
-        numbers[:, number] < probability
-        for number, probability in ((_GRAY, settings.grayscale), (_BLUR, settings.blur), (_SOLARIZE, settings.solarize))
-    )
-    return parameter_table(
-        orders=(numbers[:, _ORDER] * len(_ORDERS)).astype(np.int64),
-        jittered=numbers[:, _JITTER] < settings.jitter,
-        factors=_jitter_factors(settings, numbers),
-        gray=gray,
-        solarize=solarize,
-        blurred=blurred,
-        weights=_blur_weights(numbers[blurred], images),
-    )
-
-
-def _blur_weights(numbers: Floats, images: Tensor) -> Tensor:
-    """Return the weights of the images with these numbers, float32 (n, reach + 1)."""
-    sigma, kernel = blur_widths(numbers[:, _SIGMA], images.shape[-1])
-    return color.blur_weights(sigma, kernel, images.shape[-2], images.shape[-1]).float()
+def _parameters(
+    settings: ViewSettings, numbers: Floats, images: Tensor
+) -> tuple[npt.NDArray[np.int64], Floats, dict[str, Mask], Tensor]:
+    """Return for n images the number of the jitter's order (n,), its factors (n, 4), which images each transform
+    changes (n,), and the weights of those that are blurred, float32 (rows, reach + 1).
+    """
+    drawn = {
+        "jitter": (_JITTER, settings.jitter),
+        "gray": (_GRAY, settings.grayscale),
+        "blur": (_BLUR, settings.blur),
+        "solarize": (_SOLARIZE, settings.solarize),
+    }
+    masks = {name: numbers[:, number] < probability for name, (number, probability) in drawn.items()}
+    orders = (numbers[:, _ORDER] * len(_ORDERS)).astype(np.int64)
+    factors = (2 * numbers[:, _STRENGTHS] - 1) * _jitter_limits(settings) + np.array([1, 1, 1, 0])
+    sigma, kernel = blur_widths(numbers[masks["blur"], _SIGMA], images.shape[-1])
+    return orders, factors, masks, color.blur_weights(sigma, kernel, images.shape[-2], images.shape[-1]).float()
 
 
 def normalize(images: RGBImage | Tensor, device: torch.device | str = "cpu") -> Tensor:
@@ -300,36 +260,14 @@ def blur_widths(numbers: Floats, size: int) -> tuple[Tensor, int]:
 
 
 def _geometry(
-    numbers: Floats, settings: ViewSettings, height: int, width: int
-) -> tuple[crops.Boxes, npt.NDArray[np.bool_]]:
+    numbers: Floats, settings: ViewSettings, height: int | crops.Sides, width: int | crops.Sides
+) -> tuple[crops.Boxes, Mask]:
     area = (settings.crop_min, settings.crop_max)
     return crops.random_boxes(numbers[:, :_FLIP], height, width, area), numbers[:, _FLIP] < settings.flip
 
 
 def _jitter_limits(settings: ViewSettings) -> Floats:
     return np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
-
-
-def _jitter_factors(settings: ViewSettings, numbers: Floats) -> Floats:
-    """Return the strength of brightness, contrast, saturation and hue of each image (n, 4)."""
-    factors: Floats = (2 * numbers[:, _STRENGTHS] - 1) * _jitter_limits(settings) + np.array([1, 1, 1, 0])
-    return factors
-
-
-def _chosen_rows(settings: ViewSettings, numbers: Floats) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the images that each transform changes: "1.3" is hue as the second operation of the color jitter."""
-    jittered = numbers[:, _JITTER] < settings.jitter
-    order = _ORDERS[(numbers[:, _ORDER] * len(_ORDERS)).astype(np.int64)]  # (n, 4): the operation at each position
-    limits = _jitter_limits(settings)
-    chosen = {
-        f"{position}.{part}": np.flatnonzero(jittered & (order[:, position] == part))
-        for position, part in itertools.product(range(4), range(4))
-        if limits[part] > 0
-    }
-    for name, number in (("gray", _GRAY), ("blur", _BLUR), ("solarize", _SOLARIZE)):
-        probability = settings.grayscale if name == "gray" else getattr(settings, name)
-        chosen[name] = np.flatnonzero(numbers[:, number] < probability)
-    return chosen
 
 
 def _distort(part: int, factors: Tensor, images: Tensor, rows: Tensor) -> Tensor:
@@ -346,16 +284,11 @@ def _change(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor])
 
 
 @functools.lru_cache(maxsize=4)
-def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
-    return mean, std
-
-
-@functools.lru_cache(maxsize=4)
-def _mean_and_scale(device: torch.device) -> Tensor:
-    return to_device(torch.tensor([MEAN, [1 / std for std in STD]]), device)
+def _normalization(device: torch.device) -> Tensor:
+    """Return (3, 3): the means, the standard deviations, and their reciprocals."""
+    return to_device(torch.tensor([MEAN, STD, [1 / std for std in STD]]), device)
 
 
 def _normalize_(x: Tensor) -> Tensor:
-    mean, std = _mean_and_std(x.device)
+    mean, std, _ = _normalization(x.device)[..., None, None]
     return x.sub_(mean).div_(std)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +17,10 @@ from snclr.data.splits import holds_out_test, open_splits
 from snclr.errors import UserError
 from snclr.evaluation.analysis import curation
 from snclr.evaluation.analysis.graph import neighbor_graph
-from snclr.evaluation.analysis.list_file import Entry, format_list
 from snclr.evaluation.results import CurateResult
 from snclr.evaluation.session import Session, data_of, run_encoder
-from snclr.io.atomic import check_absent, check_writable, explain_unwritable, write_atomic
+from snclr.evaluation.state import on_rank_zero
+from snclr.io.atomic import check_writable, explain_unwritable, write_atomic
 
 _UNWRITABLE = "choose another --out or --keep"
 _SHOWN = 20
@@ -40,9 +41,9 @@ class Images(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Rows with their reasons, how they were found, and the number of groups of near-duplicates."""
+    """The reason of each row, how the rows were found, and the number of groups of near-duplicates."""
 
-    rows: list[tuple[int, str]]
+    rows: dict[int, str]
     protocol: str
     groups: int | None = None
 
@@ -52,9 +53,7 @@ def curate_run(
     threshold: float, number: int, k: int, overwrite: bool = False,
 ) -> CurateResult:  # fmt: skip
     """Find images of a dataset and write them, with reasons, to `out`; all others to `keep`."""
-    if not -1 <= threshold <= 1:
-        raise UserError(f"threshold must be between -1 and 1, not {threshold:g}")
-    session.on_rank_zero(lambda: _check_lists([out] if keep is None else [out, keep], overwrite=overwrite))
+    on_rank_zero(lambda: _check_lists([out] if keep is None else [out, keep], overwrite=overwrite))
     finders: dict[str, Callable[[Images], Findings]] = {
         "duplicates": lambda images: _duplicates(images, threshold),
         "outliers": lambda images: _outliers(images, k, number),
@@ -66,21 +65,27 @@ def curate_run(
         train, images = _open_pair(session, spec, test)
         found = _leaks(train, images, threshold)
     elif find in finders:
-        images = _images(session, open_dataset(spec, download=True), "features")
+        images = _images(session, session.open(lambda: open_dataset(spec, download=True)), "features")
         found = finders[find](images)
     else:
         raise UserError(f"find is {find!r}; choose leaks, {', '.join(finders)}")
-    entries = [Entry(int(images.ids[row]), reason) for row, reason in found.rows]
-    total = f"{len(entries):,} of {len(images.dataset):,} images of {images.dataset.name}"
-    command = f"by snclr curate {session.run} --find {find}"
-    _write(session, out, format_list(images.dataset, entries, [f"{found.protocol}; {total}", command]))
-    if keep is not None:
-        listed = {entry.index for entry in entries}
-        rest = [Entry(index, "") for index in images.ids.tolist() if index not in listed]
-        _write(session, keep, format_list(images.dataset, rest, [f"all images but those of {out.name}", command]))
+    dataset, ids = images.dataset, images.ids.tolist()
+    reasons = {ids[row]: reason for row, reason in found.rows.items()}
+    rest = dict.fromkeys((index for index in ids if index not in reasons), "")
+    title = f"{found.protocol}; {len(reasons):,} of {len(dataset):,} images of {dataset.name}"
+    lists = [(out, reasons, title), (keep, rest, f"all images but those of {out.name}")]
+
+    def write() -> None:
+        for path, listed, described in lists:
+            if path is not None:
+                with explain_unwritable(path, _UNWRITABLE):
+                    header = [described, f"by snclr curate {session.run} --find {find}"]
+                    write_atomic(path, curation.format_list(dataset, listed, header))
+
+    on_rank_zero(write)
     return CurateResult(
-        find, str(out), None if keep is None else str(keep), len(entries), len(images.dataset), found.groups,
-        found.protocol, [{"key": images.dataset.key(e.index), "reason": e.reason} for e in entries[:_SHOWN]],
+        find, str(out), None if keep is None else str(keep), len(reasons), len(dataset), found.groups, found.protocol,
+        [{"key": dataset.key(index), "reason": reason} for index, reason in islice(reasons.items(), _SHOWN)],
         images.skipped,
     )  # fmt: skip
 
@@ -90,13 +95,11 @@ def _check_lists(paths: list[Path], *, overwrite: bool) -> None:
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError(f"--out and --keep are both {paths[0]}; give two files")
     for path in paths:
-        if not overwrite:
-            check_absent(path)
-        check_writable(path, _UNWRITABLE)
+        check_writable(path, _UNWRITABLE, overwrite=overwrite)
 
 
 def _images(session: Session, dataset: ImageDataset, description: str) -> Images:
-    encoder, spec = run_encoder(session.run)
+    encoder, spec = session.open(lambda: run_encoder(session.run))
     found = session.features(encoder, dataset, image_size=spec.image_size, description=description)
     return Images(dataset, F.normalize(found.features, dim=1), found.ids, found.labels, len(found.skipped))
 
@@ -106,38 +109,40 @@ def _open_pair(session: Session, data: str, test: str | None) -> tuple[Images, I
         raise UserError(
             f"leaks need test images: give --test, or data with a train and a test folder ({data} has none)"
         )
-    train, test_part, _ = open_splits(data, test)
+    train, test_part, _ = session.open(lambda: open_splits(data, test))
     return _images(session, train, "training features"), _images(session, test_part, "test features")
 
 
 def _duplicates(images: Images, threshold: float) -> Findings:
     groups = curation.duplicate_groups(curation.similar_pairs(images.features, threshold), len(images.features))
-    rows = []
+    rows = {}
     for group in groups:
         for row in group[1:]:
             others = torch.tensor([other for other in group if other != row])
             cosine, best = (images.features[others] @ images.features[row]).max(dim=0)
             nearest = "" if int(others[best]) == group[0] else f" to {images.key(int(others[best]))}"
             reason = f"near-duplicate of {images.key(group[0])}, which is not listed"
-            rows.append((row, f"{reason} (cosine {float(cosine):.4f}{nearest}, group of {len(group)})"))
+            rows[row] = f"{reason} (cosine {float(cosine):.4f}{nearest}, group of {len(group)})"
     protocol = f"near-duplicates: cosine of encoder features ≥ {threshold:g}, the first of each group is not listed"
     return Findings(rows, protocol, len(groups))
 
 
 def _leaks(train: Images, test: Images, threshold: float) -> Findings:
-    found = curation.leaks(train.features, test.features, threshold)
-    rows = [
-        (row, f"leak: cosine {cosine:.4f} to the training image {train.key(nearest)}")
-        for row, nearest, cosine in zip(found.one.tolist(), found.other.tolist(), found.cosine.tolist(), strict=True)
-    ]
-    return Findings(rows, f"leaks: test images with a cosine ≥ {threshold:g} to an image of {train.dataset.name}")
+    rows = {
+        row: f"possible leak: cosine {cosine:.4f} to the training image {train.key(nearest)}"
+        for row, nearest, cosine in curation.leaks(train.features, test.features, threshold)
+    }
+    likely = "to the encoder, different images can be as similar as copies"
+    return Findings(
+        rows, f"possible leaks: test images with a cosine ≥ {threshold:g} to an image of {train.dataset.name}; {likely}"
+    )
 
 
 def _outliers(images: Images, k: int, number: int) -> Findings:
     graph = neighbor_graph(images.features, k)
     scores, k = curation.outlier_scores(graph), graph.index.shape[1]
     best = scores.argsort(descending=True, stable=True)[:number].tolist()
-    rows = [(row, f"outlier: mean cosine {1 - float(scores[row]):.4f} to its {k} nearest images") for row in best]
+    rows = {row: f"outlier: mean cosine {1 - float(scores[row]):.4f} to its {k} nearest images" for row in best}
     return Findings(rows, f"outliers: smallest mean cosine to their {k} nearest images")
 
 
@@ -151,10 +156,11 @@ def _suspects(images: Images, k: int, number: int) -> Findings:
     graph = neighbor_graph(images.features, k)
     names = images.dataset.class_names()
     suspects = curation.suspect_labels(graph, labels)
-    rows = []
-    for suspect in suspects[:number]:
-        own = f"labeled {names[int(labels[suspect.row])]} ({suspect.own_share:.0%} of the vote)"
-        rows.append((suspect.row, f"{own}, neighbors vote {names[suspect.voted]} ({suspect.share:.0%})"))
+    rows = {
+        suspect.row: f"labeled {names[int(labels[suspect.row])]} ({suspect.own_share:.0%} of the vote), neighbors vote "
+        f"{names[suspect.voted]} ({suspect.share:.0%})"
+        for suspect in suspects[:number]
+    }
     protocol = (
         f"suspect labels: leave-one-out vote of {graph.index.shape[1]} neighbors, weights "
         f"exp(cosine / {curation.VOTE_TEMPERATURE:g}), {len(suspects):,} disagree"
@@ -164,17 +170,8 @@ def _suspects(images: Images, k: int, number: int) -> Findings:
 
 def _diverse(images: Images, number: int) -> Findings:
     chosen, cosines = curation.diverse_subset(images.features, number)
-    rows = [
-        (row, f"{n}: cosine at most {cosine:.4f} to those before" if n > 1 else "1: nearest to the mean of all images")
+    rows = {
+        row: f"{n}: cosine at most {cosine:.4f} to those before" if n > 1 else "1: nearest to the mean of all images"
         for n, (row, cosine) in enumerate(zip(chosen.tolist(), cosines.tolist(), strict=True), start=1)
-    ]
+    }
     return Findings(rows, "diverse subset: greedy k-center by cosine of encoder features")
-
-
-def _write(session: Session, path: Path, text: str) -> None:
-    def write() -> None:
-        with explain_unwritable(path, _UNWRITABLE):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, text)
-
-    session.on_rank_zero(write)

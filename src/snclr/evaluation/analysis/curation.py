@@ -1,16 +1,19 @@
 """Find images to look at before training: near-duplicates, leaks, outliers, suspect labels, a diverse subset.
 
-Every function takes L2-normalized features (n, D) and only reports; nothing is deleted.
+The functions take L2-normalized features (n, D) and only report; nothing is deleted. `format_list` names the images
+found in a list file, which `--data` and `finetune --labels` read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Graph, Report
 from snclr.methods.common import kernels
@@ -19,17 +22,6 @@ VOTE_TEMPERATURE = 0.07
 """Weights of the vote are exp(cosine / temperature), as in the kNN evaluation."""
 MAX_PAIRS = 200_000
 _ROWS = 1024
-
-
-class Pairs(NamedTuple):
-    """Pairs of similar images, most similar first: rows `one` and `other` (p,) and their cosine (p,).
-
-    Within one set, `one` < `other`; of a leak, `one` is the test row and `other` the training row.
-    """
-
-    one: Tensor
-    other: Tensor
-    cosine: Tensor
 
 
 class Suspect(NamedTuple):
@@ -44,58 +36,60 @@ class Suspect(NamedTuple):
     """Share of the vote for the image's own label."""
 
 
-def similar_pairs(features: Tensor, threshold: float) -> Pairs:
-    """Find all pairs with a cosine of at least `threshold`; exact, in blocks. UserError above 200,000 pairs.
+class Leak(NamedTuple):
+    """A test image that a training image is similar to; rows of the test and of the training images."""
 
-    >>> similar_pairs(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 0.9).other.tolist()
-    [2]
+    test: int
+    train: int
+    cosine: float
+
+
+def similar_pairs(features: Tensor, threshold: float) -> Tensor:
+    """Find all pairs of rows (p, 2) with a cosine of at least `threshold`; in blocks. UserError above 200,000 pairs.
+
+    >>> similar_pairs(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), 0.9).tolist()
+    [[0, 2]]
     """
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    count = 0
+    found, count = [], 0
     for start in range(0, len(features), _ROWS):
         block = features[start : start + _ROWS]
         cosine = block @ features[start:].T  # each pair once: columns from this block on
-        row, column = (cosine >= threshold).nonzero(as_tuple=True)
-        once = column > row
-        row, column = row[once], column[once]
-        count += len(row)
+        pairs = (cosine >= threshold).triu(diagonal=1).nonzero()
+        count += len(pairs)
         if count > MAX_PAIRS:
             raise UserError(
                 f"more than {MAX_PAIRS:,} pairs have a cosine of at least {threshold:g}; give a higher threshold"
             )
-        found.append((row + start, column + start, cosine[row, column]))
-    one, other, value = (torch.cat(parts) for parts in zip(*found, strict=True))
-    order = value.argsort(descending=True, stable=True)
-    return Pairs(one[order], other[order], value[order])
+        found.append(pairs + start)
+    return torch.cat(found)
 
 
-def duplicate_groups(pairs: Pairs, n: int) -> list[list[int]]:
-    """Join pairs of n rows to groups (connected components), the largest group first; rows ascend.
+def duplicate_groups(pairs: Tensor, n: int) -> list[list[int]]:
+    """Join pairs (p, 2) of n rows to groups (connected components), the largest group first; rows ascend.
 
-    >>> duplicate_groups(Pairs(torch.tensor([0, 1]), torch.tensor([1, 4]), torch.tensor([0.99, 0.98])), 5)
+    >>> duplicate_groups(torch.tensor([[0, 1], [1, 4]]), 5)
     [[0, 1, 4]]
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    edges = coo_array((np.ones(len(pairs.one)), (pairs.one.numpy(), pairs.other.numpy())), shape=(n, n))
+    edges = coo_array((np.ones(len(pairs)), tuple(pairs.T.numpy())), shape=(n, n))
     _, component = connected_components(edges, directed=False)
     groups: dict[int, list[int]] = {}
-    for row in torch.unique(torch.cat([pairs.one, pairs.other])).tolist():
+    for row in torch.unique(pairs).tolist():
         groups.setdefault(int(component[row]), []).append(row)
     return sorted(groups.values(), key=lambda group: (-len(group), group[0]))
 
 
-def leaks(train: Tensor, test: Tensor, threshold: float) -> Pairs:
-    """Find the test images that have a training image of at least this cosine: (test row, nearest training row).
+def leaks(train: Tensor, test: Tensor, threshold: float) -> list[Leak]:
+    """Find the test images that have a training image of at least this cosine, with the nearest, most similar first.
 
-    >>> leaks(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), 0.9).other.tolist()
-    [1]
+    >>> leaks(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), 0.9)
+    [Leak(test=0, train=1, cosine=1.0)]
     """
     cosine, nearest = kernels.topk(test, train, 1)
-    rows = (cosine[:, 0] >= threshold).nonzero()[:, 0]
-    order = rows[cosine[rows, 0].argsort(descending=True, stable=True)]
-    return Pairs(order, nearest[order, 0], cosine[order, 0])
+    found = map(Leak, range(len(test)), nearest[:, 0].tolist(), cosine[:, 0].tolist())
+    return sorted((leak for leak in found if leak.cosine >= threshold), key=lambda leak: -leak.cosine)
 
 
 def outlier_scores(graph: Graph) -> Tensor:
@@ -145,3 +139,29 @@ def diverse_subset(features: Tensor, n: int, report: Report = lambda done, total
         if len(rows) % 64 == 0:
             report(len(rows), n)
     return torch.tensor(rows), torch.tensor(cosines)
+
+
+def format_list(dataset: ImageDataset, reasons: Mapping[int, str], header: Iterable[str]) -> str:
+    """Return the text of a list file: the images with these indices, each below its reason, unless that is empty.
+
+    Files are written with their absolute path. An image without a file of its own is written by its key, which only
+    `finetune --labels` reads. A name that no list can hold (line breaks, TAB, bytes that are not UTF-8) is a comment.
+    """
+    lines = [f"# {_one_line(text)}" for text in header]
+    if any(dataset.file(index) is None for index in reasons):
+        lines.append("# These images have no files of their own: use the list with snclr finetune --labels.")
+    for index, reason in reasons.items():
+        if reason:
+            lines.append(f"# {_one_line(reason)}")
+        file = dataset.file(index)
+        name = dataset.key(index) if file is None else str(file.absolute())
+        fits = "\t" not in name and len(name.splitlines()) == 1 and name[0] != "#"
+        fits = fits and name == name.strip().encode(errors="replace").decode()  # UTF-8
+        unlisted = f"# not listed, its name does not fit on a line: {_one_line(dataset.key(index))}"
+        lines.append(name if fits else unlisted)
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Escape everything that would end a comment line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.methods.common import kernels
+from snclr.methods.common.queue import also_found
 
 _ROWS = 1024
 Report = Callable[[int, int], None]
@@ -92,5 +93,4 @@ def overlap(one: Tensor, other: Tensor) -> Tensor:
     [0.5]
     """
     blocks = zip(torch.split(one, _ROWS), torch.split(other, _ROWS), strict=True)
-    found = [(a[:, :, None] == b[:, None, :]).any(dim=2) & (a >= 0) for a, b in blocks]
-    return torch.cat(found).sum(dim=1) / max(1, one.shape[1])
+    return torch.cat([also_found(a, b) for a, b in blocks]).sum(dim=1) / max(1, one.shape[1])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import threading
 import warnings
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +26,8 @@ class Layout(NamedTuple):
 
     points: Points
     description: str
-    explained: tuple[float, float] | None = None
-    """PCA: share of the variance of each component."""
+    explained: tuple[float, float] = (0.0, 0.0)
+    """Share of the variance of each component of a PCA; 0 for UMAP."""
 
 
 def pca(features: Tensor) -> Layout:
@@ -58,11 +55,8 @@ def umap_installed() -> bool:
     return importlib.util.find_spec("umap") is not None
 
 
-def umap_layout(features: Tensor, graph: Graph, tick: Callable[[], None] = lambda: None) -> Layout:
-    """Lay out features (n, D) by UMAP with 15 exact neighbors, from `graph`; the seed is 0.
-
-    `tick` is called about twice per second; an exception of it does not stop the computation.
-    """
+def umap_layout(features: Tensor, graph: Graph) -> Layout:
+    """Lay out features (n, D) by UMAP with 15 exact neighbors, from `graph`; the seed is 0."""
     if not umap_installed():
         raise UserError("UMAP needs umap-learn: pip install 'snclr[explore]'; the PCA layout needs nothing")
     neighbors = min(UMAP_NEIGHBORS, len(features) - 1, graph.index.shape[1] + 1)
@@ -75,7 +69,7 @@ def umap_layout(features: Tensor, graph: Graph, tick: Callable[[], None] = lambd
     distance = np.concatenate(
         [np.zeros((len(unit), 1), np.float32), (1 - graph.cosine[:, : neighbors - 1]).clamp(min=0).numpy()], axis=1
     )
-    with _repeated(tick), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # umap warns that a seed makes it single-threaded
         import umap
 
@@ -87,22 +81,6 @@ def umap_layout(features: Tensor, graph: Graph, tick: Callable[[], None] = lambd
         points = np.asarray(model.fit_transform(unit), np.float32)
     points -= points.mean(axis=0)
     return Layout(points, f"UMAP: {neighbors} exact neighbors by cosine, min_dist 0.1, seed 0")
-
-
-@contextlib.contextmanager
-def _repeated(tick: Callable[[], None]) -> Iterator[None]:
-    """Call a function twice per second from a thread during the block."""
-    done = threading.Event()
-
-    def repeat() -> None:
-        while not done.wait(0.5):
-            tick()
-
-    threading.Thread(target=repeat, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
 
 
 def align(points: Points, reference: Points) -> Points:

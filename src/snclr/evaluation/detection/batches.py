@@ -18,10 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from snclr.data.decode import BadImage, RGBImage, decode
-from snclr.data.sampler import batch_ids, with_replacements
-from snclr.data.transforms.rng import uniforms
-from snclr.evaluation.detection.annotations import CocoObject, rle_runs
-from snclr.evaluation.detection.coco import CocoSet
+from snclr.data.sampler import batch_ids, uniforms, with_replacements
+from snclr.evaluation.detection.coco import CocoObject, CocoSet, rle_runs
 from snclr.evaluation.detection.settings import DetectSettings
 
 GEOMETRY, SAMPLING = 0, 1
@@ -163,7 +161,7 @@ class DetectionSteps(Dataset[StepSamples]):
             try:
                 pixels = load_image(self.coco, number)
             except BadImage as error:
-                bad[number] = error.reason
+                bad[number] = str(error)
                 continue
             short_side, flip = draw_geometry(s, epoch, number)
             height, width = pixels.shape[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -11,25 +12,17 @@ from typing import Any
 
 import torch
 
-from snclr.distributed.collectives import broadcast_object, check_equal_across_ranks, raise_on_all_ranks
+from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all_ranks
 from snclr.distributed.launch import check_batch_size
 from snclr.errors import UserError, count
-from snclr.evaluation.detection.annotations import Fault
-from snclr.evaluation.detection.coco import CocoSet, open_coco
-from snclr.evaluation.detection.detector import (
-    Detector,
-    InitialWeights,
-    load_initial_weights,
-    open_detector,
-    save_detector,
-)
-from snclr.evaluation.detection.model import build_detector, check_resnet
+from snclr.evaluation.detection.coco import CocoSet, Fault, open_coco
+from snclr.evaluation.detection.model import InitialWeights, build_detector, check_resnet, load_initial_weights
 from snclr.evaluation.detection.scoring import Detection, average_precision, detect_objects
 from snclr.evaluation.detection.settings import DetectSettings
-from snclr.evaluation.detection.task import DetectionTask
+from snclr.evaluation.detection.task import CHECKPOINTS, DetectionTask, Detector, open_detector, save_detector
 from snclr.evaluation.results import append_result
-from snclr.evaluation.state import EvalState, fit_task
-from snclr.io.atomic import check_writable, discard, remove_leftovers, write_atomic
+from snclr.evaluation.state import EvalState, fit_task, on_rank_zero
+from snclr.io.atomic import check_writable, remove_leftovers, write_atomic
 from snclr.io.hashing import weights_digest
 from snclr.runtime.stop import StopFlag
 
@@ -67,19 +60,14 @@ def evaluate_detection(
     detections, bad = detect_objects(
         trained.model, val, trained.settings, device=fabric.device, workers=workers, quiet=quiet
     )
-    record: dict[str, Any] = {}
-    with raise_on_all_ranks():
-        if fabric.is_global_zero:
-            faults += [*val.unreadable(bad, "left out"), *trained.unreadable]
-            record = _record(run, trained, val, detections, bad, faults, draw)
-    shared: dict[str, Any] = broadcast_object(record)
-    return shared
+    faults += [*val.unreadable(bad, "left out"), *trained.unreadable]
+    return on_rank_zero(lambda: _record(run, trained, val, detections, bad, faults, draw))
 
 
 def _open_trained(run: Path, folder: Path, val: CocoSet, fabric: Any) -> Detector:
     """Open a trained detector for evaluation on `val`."""
+    trained = open_detector(folder, fabric.device)
     with raise_on_all_ranks():
-        trained = open_detector(folder, fabric.device)
         if trained is None:
             raise UserError(f"{folder} has no finished detector; give a folder RUN/detect-… that has one")
         if trained.categories != val.categories:
@@ -87,9 +75,9 @@ def _open_trained(run: Path, folder: Path, val: CocoSet, fabric: Any) -> Detecto
                 f"the detector in {folder} was trained on the classes {', '.join(trained.categories.values())}; "
                 f"{val.file} has {', '.join(val.categories.values())}, or other ids"
             )
-        if fabric.is_global_zero:
-            for directory in (run, folder):
-                check_writable(directory / "results", "the result is written there: copy it to a directory you own")
+    for directory in (run, folder):
+        advice = "the result is written there: copy it to a directory you own"
+        on_rank_zero(functools.partial(check_writable, directory / "results", advice))
     return trained
 
 
@@ -106,47 +94,36 @@ def _train(
                 f"too few images of {train.file} have objects: {len(chosen)}, fewer than one batch of "
                 f"{settings.batch_size}. Give --batch-size {max(1, len(chosen))} or less."
             )
-        saved = EvalState(run, f"detect-{start.tag}", _identity(start, chosen, settings), keep=True)
+        identity = {
+            "settings": asdict(settings),
+            "start": weights_digest(start.encoder.state_dict()),
+            "encoder": start.spec.to_dict(),
+            "data": chosen.fingerprint(),
+            "categories": list(chosen.categories.items()),
+        }
+        saved = EvalState(run, f"detect-{start.tag}", identity, keep=True)
         torch.manual_seed(settings.seed)
         model = build_detector(start.encoder, start.spec, len(chosen.categories), settings)
     check_equal_across_ranks(lambda: saved.identity["start"], f"weights in {run}")
-    folder, checkpoints = saved.folder, saved.folder / "checkpoints"
+    folder = saved.folder
     task = DetectionTask(model, chosen, settings, fabric, folder / "nonfinite.json", workers)
     with saved:
-        with raise_on_all_ranks():
-            if fabric.is_global_zero:
-                remove_leftovers(checkpoints)
-            trained = open_detector(folder, fabric.device)
+        on_rank_zero(lambda: remove_leftovers(folder / CHECKPOINTS))
+        trained = open_detector(folder, fabric.device)
         if trained is not None:
             if not quiet:
                 print(f"already trained: {folder}; evaluating it", file=sys.stderr)
             return trained
         with StopFlag() as stop:
             fit_task(
-                task, saved, checkpoints.name, description="fine-tuning", stop=stop, device=fabric.device, quiet=quiet,
+                task, saved, CHECKPOINTS, description="fine-tuning", stop=stop, device=fabric.device, quiet=quiet,
                 start_message=f"fine-tuning a Mask R-CNN {start.spec.name}-FPN from {start.description} {opening}",
             )  # fmt: skip
-        with raise_on_all_ranks():
-            if fabric.is_global_zero:
-                protocol = _training_protocol(settings, start, chosen, len(train), fabric.world_size)
-                save_detector(task, folder, saved.identity, start=start.description, protocol=protocol)
-                if checkpoints.is_dir():
-                    discard(checkpoints)
-        with raise_on_all_ranks():
-            trained = open_detector(folder, fabric.device)
+        protocol = _training_protocol(settings, start, chosen, len(train), fabric.world_size)
+        on_rank_zero(lambda: save_detector(task, saved, start=start.description, protocol=protocol))
+        trained = open_detector(folder, fabric.device)
         assert trained is not None
         return trained
-
-
-def _identity(start: InitialWeights, chosen: CocoSet, settings: DetectSettings) -> dict[str, Any]:
-    """Return the JSON values that determine the trained weights."""
-    return {
-        "settings": asdict(settings),
-        "start": weights_digest(start.encoder.state_dict()),
-        "encoder": start.spec.to_dict(),
-        "data": chosen.fingerprint(),
-        "categories": list(chosen.categories.items()),
-    }
 
 
 def _record(

@@ -1,4 +1,4 @@
-"""Mask R-CNN of torchvision on a ResNet encoder, with every stage trained.
+"""Mask R-CNN of torchvision on a ResNet encoder, with every stage trained, and the encoder's initial weights.
 
 Batch norm is trained in the backbone and in the feature pyramid, as in the transfer protocol of MoCo and later papers;
 the heads have none. Images are scaled before the model, and boxes and masks refer to the scaled image.
@@ -7,6 +7,8 @@ the heads have none. Images are scaled before the model, and boxes and masks ref
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,16 +21,50 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
+from snclr.checkpoint.encoder_file import WEIGHTS_NAME, load_encoder
+from snclr.checkpoint.external_weights import read_weights
 from snclr.data.transforms.views import MEAN, STD
 from snclr.errors import UserError
 from snclr.evaluation.detection.batches import Sample
 from snclr.evaluation.detection.settings import DetectSettings
-from snclr.models.encoders import EncoderSpec, build_encoder
+from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder
 from snclr.runtime.device import to_device
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 _LEVELS = 5  # four stages, and one pooled from the last
 _BOX_POOL, _MASK_LAYERS = 7, 4
+_IMAGE_SIZE = 224  # of an encoder given by name: decides its stem, which is the standard one
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """An encoder for a detector, and the origin of its weights."""
+
+    encoder: nn.Module
+    spec: EncoderSpec
+    tag: str
+    """"run", "random" or "file"."""
+    description: str
+
+
+def load_initial_weights(run: Path, init: str, encoder: str | None, seed: int) -> InitialWeights:
+    """Load the run's encoder, or one given by name, with the weights chosen by `init`."""
+    if encoder is not None and init == "run":
+        raise UserError(f"--encoder {encoder} needs --init random or --init FILE; a run has its own encoder")
+    if encoder is not None:
+        spec = resolve_encoder(encoder, image_size=_IMAGE_SIZE)
+    elif (run / WEIGHTS_NAME).is_file() or init == "run":
+        loaded, spec = load_encoder(run)
+        if init == "run":
+            return InitialWeights(loaded, spec, "run", f"the weights of {run}")
+    else:
+        raise UserError(f"{run} has no encoder; give an architecture by name, such as --encoder resnet50")
+    torch.manual_seed(seed + 1_000_003)  # different from the seed of the heads
+    made = build_encoder(spec)
+    if init == "random":
+        return InitialWeights(made, spec, "random", f"random weights (seed {seed})")
+    made.load_state_dict(read_weights(init, spec).state)
+    return InitialWeights(made, spec, "file", f"the weights of {init}")
 
 
 def build_detector(encoder: nn.Module, spec: EncoderSpec, num_classes: int, settings: DetectSettings) -> MaskRCNN:
@@ -111,13 +147,9 @@ class PaddedBatch(GeneralizedRCNNTransform):  # type: ignore[misc]
 
     def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
         """Stack images (3, H, W) of different sizes, with zeros on the right and at the bottom."""
-        height = max(self.pad_to[0], *(image.shape[1] for image in images))
-        width = max(self.pad_to[1], *(image.shape[2] for image in images))
-        shape = (len(images), 3, *(-(-side // size_divisible) * size_divisible for side in (height, width)))
-        batch = images[0].new_zeros(shape)
-        for row, image in zip(batch, images, strict=True):
-            row[:, : image.shape[1], : image.shape[2]].copy_(image)
-        return batch
+        smallest = images[0].new_zeros(1).expand(3, *self.pad_to)
+        batch: Tensor = super().batch_images([*images, smallest], size_divisible)
+        return batch[:-1]
 
     def postprocess(self, result: Any, image_shapes: Any, original_image_sizes: Any) -> Any:
         """Return the results unchanged, in pixels of the scaled image."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class _TestImages(Dataset[tuple[int, Tensor | None, str]]):
         try:
             pixels = load_image(self.coco, number)
         except BadImage as error:
-            return number, None, error.reason
+            return number, None, str(error)
         size = scaled_size(pixels.shape[1], pixels.shape[0], self.settings.short_side[1], self.settings.long_side)
         return number, resize_image(pixels, size), ""
 
@@ -124,12 +125,15 @@ def average_precision(coco: CocoSet, detections: Sequence[Detection], leave_out:
     kept = [one for one in detections if one.image not in leave_out]
     box, box_classes = _evaluate(truth, kept, "bbox")
     mask, mask_classes = _evaluate(truth, kept, "segm")
-    counts = [0] * (len(coco.categories) + 1)
-    for entry in truth["annotations"]:
-        counts[entry["category_id"]] += not entry["iscrowd"]
-    columns = zip(coco.categories.values(), counts[1:], box_classes, mask_classes, strict=True)
+    counts = Counter(entry["category_id"] for entry in truth["annotations"] if not entry["iscrowd"])
+    columns = zip(coco.categories.values(), box_classes, mask_classes, strict=True)
     return DetectionAP(
-        box, mask, [dict(zip(("name", "objects", "box", "mask"), values, strict=True)) for values in columns]
+        box,
+        mask,
+        [
+            {"name": name, "objects": counts[number], "box": box_ap, "mask": mask_ap}
+            for number, (name, box_ap, mask_ap) in enumerate(columns, start=1)
+        ],
     )
 
 
@@ -141,16 +145,14 @@ def _truth(coco: CocoSet, leave_out: Collection[int]) -> dict[str, Any]:
         for number, image in enumerate(coco.images)
         if number not in leave_out
     ]
-    annotations: list[dict[str, Any]] = []
-    for image in images:
-        for one in coco.objects[image["id"] - 1]:
-            annotations.append(
-                {
-                    "id": len(annotations) + 1, "image_id": image["id"], "category_id": classes[one.category],
-                    "bbox": list(one.box), "segmentation": one.segmentation, "area": one.area,
-                    "iscrowd": int(one.crowd),
-                }
-            )  # fmt: skip
+    objects = [(image["id"], one) for image in images for one in coco.objects[image["id"] - 1]]
+    annotations = [
+        {
+            "id": number, "image_id": image, "category_id": classes[one.category], "bbox": list(one.box),
+            "segmentation": one.segmentation, "area": one.area, "iscrowd": int(one.crowd),
+        }
+        for number, (image, one) in enumerate(objects, start=1)
+    ]  # fmt: skip
     return {"images": images, "annotations": annotations, "categories": [{"id": number} for number in classes.values()]}
 
 

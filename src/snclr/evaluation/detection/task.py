@@ -1,4 +1,4 @@
-"""Fine-tune a detector; the result does not depend on the world size.
+"""Fine-tune a detector, and keep it on disk; the result does not depend on the world size.
 
 Batch norm and padding use the global batch, anchors and regions are sampled with one seed per image, and each loss is a
 mean over the anchors or regions of all ranks.
@@ -7,7 +7,7 @@ mean over the anchors or regions of all ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,23 @@ from torch import Tensor
 from torchvision.models.detection import MaskRCNN
 
 from snclr.checkpoint import state
-from snclr.checkpoint.format import Checkpoint
+from snclr.checkpoint.format import Checkpoint, latest_checkpoint, save_checkpoint
 from snclr.data.workers import read_items
-from snclr.distributed.collectives import all_gather_ints, all_reduce_sum
+from snclr.distributed.collectives import all_gather_ints, all_reduce_sum, raise_on_all_ranks
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError
 from snclr.evaluation.detection.batches import DetectionSteps, StepSamples
-from snclr.evaluation.detection.coco import CocoSet
-from snclr.evaluation.detection.model import loss_counts, training_inputs
+from snclr.evaluation.detection.coco import CocoSet, Fault
+from snclr.evaluation.detection.model import build_detector, loss_counts, training_inputs
 from snclr.evaluation.detection.settings import DetectSettings, learning_rate
+from snclr.evaluation.state import EvalState
+from snclr.io.atomic import discard
+from snclr.models.encoders import EncoderSpec, build_encoder
 from snclr.runtime.device import to_device
 from snclr.train.trainer import TrainTask, check_finite
+
+CHECKPOINTS = "checkpoints"
+_FINISHED = "detector"  # subfolder of a trained detector
 
 
 @dataclass
@@ -119,3 +125,48 @@ class DetectionTask(TrainTask[StepSamples]):
         state.restore(checkpoint.tensors, self.model, self.optimizer)
         self.fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
         self.bad = {int(number): why for number, why in checkpoint.info["bad"].items()}
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A trained detector and its description."""
+
+    model: MaskRCNN
+    settings: DetectSettings
+    folder: Path
+    start: str
+    """Origin of the initial weights."""
+    protocol: str
+    categories: dict[int, str]
+    unreadable: list[Fault]
+    """Unreadable images of its training set."""
+
+
+def save_detector(task: DetectionTask, saved: EvalState, *, start: str, protocol: str) -> None:
+    """Write a trained detector beside the checkpoints of its training, and delete these."""
+    tensors = {f"method/{name}": value for name, value in task.model.state_dict().items()}
+    # With file names, because the detector may be evaluated on another dataset.
+    unreadable = [asdict(fault) for fault in task.coco.unreadable(task.bad, "replaced")]
+    info = {"identity": saved.identity, "unreadable": unreadable, "start": start, "protocol": protocol}
+    save_checkpoint(saved.folder / _FINISHED, tensors, info, step=task.total_steps, keep=1)
+    if (saved.folder / CHECKPOINTS).is_dir():
+        discard(saved.folder / CHECKPOINTS)
+
+
+@raise_on_all_ranks()
+def open_detector(folder: Path, device: torch.device) -> Detector | None:
+    """Open the trained detector of a folder, on every rank; return None if there is none."""
+    checkpoint = latest_checkpoint(folder / _FINISHED, lambda text: None) if (folder / _FINISHED).is_dir() else None
+    if checkpoint is None:
+        return None
+    info, identity = checkpoint.info, checkpoint.info["identity"]
+    given = identity["settings"]
+    settings = DetectSettings(**{**given, "short_side": tuple(given["short_side"])})
+    spec = EncoderSpec.from_dict(identity["encoder"])
+    categories = {int(key): str(name) for key, name in identity["categories"]}
+    model = build_detector(build_encoder(spec), spec, len(categories), settings)
+    state.load_method_state(checkpoint.tensors, model)
+    unreadable = [Fault(**entry) for entry in info.get("unreadable", ())]
+    model.to(device).eval()
+    protocol = info["protocol"] if "protocol" in info else info["words"]  # its name in earlier versions
+    return Detector(model, settings, folder, info["start"], protocol, categories, unreadable)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
 import json
 from dataclasses import asdict, dataclass
@@ -23,15 +22,9 @@ from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.analysis.layout import UMAP_NEIGHBORS, pca, umap_layout
 from snclr.evaluation.results import FORMATS, EmbedResult
 from snclr.evaluation.session import Session, data_of, run_encoder
-from snclr.io.atomic import (
-    atomic_writer,
-    check_absent,
-    check_file_name,
-    check_writable,
-    explain_unwritable,
-    write_atomic,
-)
-from snclr.io.hashing import weights_digest
+from snclr.evaluation.state import on_rank_zero
+from snclr.io.atomic import atomic_writer, check_file_name, check_writable, explain_unwritable, write_atomic
+from snclr.io.hashing import sha256_bytes, weights_digest
 
 LAYOUTS = ("none", "pca", "umap")
 _UNWRITABLE = "choose another --out"
@@ -65,9 +58,7 @@ def embed_dataset(
     path = check_out(out)
     if layout not in LAYOUTS:
         raise UserError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
-    if not overwrite:
-        session.on_rank_zero(lambda: check_absent(path))
-    session.on_rank_zero(lambda: check_writable(path, _UNWRITABLE))
+    on_rank_zero(lambda: check_writable(path, _UNWRITABLE, overwrite=overwrite))
     (encoder, spec), dataset = session.open(
         lambda: (run_encoder(session.run), open_dataset(data or data_of(session.run), split=split, download=True))
     )
@@ -99,7 +90,7 @@ def embed_dataset(
         write_embeddings(path, shown)
         return shown.metadata
 
-    metadata = session.on_rank_zero(write)
+    metadata = on_rank_zero(write)
     names = str(keys_file(path)) if path.suffix.lower() == ".npy" else None
     return EmbedResult(str(path), names, len(keys), metadata)
 
@@ -109,18 +100,16 @@ def _with_layout(embeddings: Embeddings, layout: str, neighbors: int) -> Embeddi
     features = torch.from_numpy(embeddings.features)
     if len(features) < 3:
         return embeddings
-    k = max(neighbors, UMAP_NEIGHBORS if layout == "umap" else 0)
-    graph = neighbor_graph(features, k) if k else None
-    placed = None
-    if layout == "umap":
-        assert graph is not None
-        placed = umap_layout(features, graph)
-    elif layout == "pca":
-        placed = pca(features)
-    metadata = embeddings.metadata | ({} if placed is None else {"layout": placed.description})
-    found = Graph(graph.cosine[:, :neighbors], graph.index[:, :neighbors]) if graph is not None and neighbors else None
-    points = None if placed is None else placed.points
-    return dataclasses.replace(embeddings, metadata=metadata, layout=points, neighbors=found)
+    if neighbors or layout == "umap":
+        graph = neighbor_graph(features, max(neighbors, UMAP_NEIGHBORS if layout == "umap" else 0))
+        if neighbors:
+            near = Graph(graph.cosine[:, :neighbors], graph.index[:, :neighbors])
+            embeddings = dataclasses.replace(embeddings, neighbors=near)
+    if layout == "none":
+        return embeddings
+    placed = umap_layout(features, graph) if layout == "umap" else pca(features)
+    metadata = embeddings.metadata | {"layout": placed.description}
+    return dataclasses.replace(embeddings, metadata=metadata, layout=placed.points)
 
 
 def check_out(path: Path | str) -> Path:
@@ -152,7 +141,6 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
     features, keys, labels, metadata = embeddings.features, embeddings.keys, embeddings.labels, embeddings.metadata
     assert features.shape[:1] == (len(keys),)
     with explain_unwritable(path, _UNWRITABLE):
-        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_writer(path, features.nbytes) as file:
             if path.suffix.lower() == ".npy":
                 np.save(file, features, allow_pickle=False)
@@ -178,7 +166,12 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
                 _pyarrow("pyarrow.parquet").write_table(table, file)
         if path.suffix.lower() == ".npy":
             # Two files cannot be replaced atomically: the hash detects a mismatched pair.
-            content = {"metadata": metadata, "keys": keys, "labels": labels, "features_sha256": _digest(features)}
+            content = {
+                "metadata": metadata,
+                "keys": keys,
+                "labels": labels,
+                "features_sha256": sha256_bytes(features.tobytes()),
+            }
             write_atomic(keys_file(path), json.dumps(content, indent=1) + "\n")
 
 
@@ -219,7 +212,7 @@ def _read_npy(path: Path) -> Embeddings:
     names = json.loads(beside.read_text(encoding="utf-8"))
     with open(path, "rb") as raw:
         features: Matrix = np.load(raw, allow_pickle=False)
-    if names["features_sha256"] != _digest(features):
+    if names["features_sha256"] != sha256_bytes(features.tobytes()):
         raise UserError(f"{path} and {beside.name} do not match; write both again with snclr embed")
     return Embeddings(features, names["keys"], names["labels"], names["metadata"])
 
@@ -240,10 +233,6 @@ def _read_parquet(path: Path) -> Embeddings:
     labels = table.column("label").to_pylist() if "label" in table.column_names else None
     metadata = json.loads(table.schema.metadata[_METADATA.encode()])
     return Embeddings(features, table.column("key").to_pylist(), labels, metadata)
-
-
-def _digest(features: Matrix) -> str:
-    return hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()
 
 
 def _pyarrow(module: str) -> Any:

@@ -15,19 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snclr.checkpoint.run_dir import RunDir
-from snclr.data.datasets.base import ImageDataset, open_dataset
-from snclr.data.decode import BadImage, RGBImage, load_or_none
+from snclr.data.datasets.base import open_dataset
+from snclr.data.decode import RGBImage, load_or_none
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
-from snclr.evaluation.features import extract_features
 from snclr.evaluation.results import ExplainedTerm, Explanation
 from snclr.evaluation.retrieval.gallery import Gallery, training_images
-from snclr.evaluation.retrieval.queries import check_single, open_queries
-from snclr.evaluation.retrieval.space import weigh_as_trained
+from snclr.evaluation.retrieval.queries import load_query, open_queries
+from snclr.evaluation.retrieval.space import snclr_space, weigh_as_trained
+from snclr.evaluation.session import Session
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, neighbor_logits, weighted_loss
 from snclr.runtime.device import pick_device
+from snclr.runtime.stop import StopFlag
 from snclr.train.load_run import load_trained_method
 
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
@@ -61,20 +62,15 @@ def explain_image(
             "images of any run use snclr search"
         )
     trained_on, _ = training_images(run, config.data)
-    query, pixels = _load_query(image, trained_on, config.image_size)
+    query = open_queries(image, trained_on)
+    pixels = load_query(image, query, min_side=2 * config.image_size)  # as feature extraction decodes
     views = project_views(method, normalize(center_crop(pixels, config.image_size)[None], device))
     if candidates == "queue":
         gallery = Gallery.from_queue(run, method.queue)
     else:
-        dataset = open_dataset(candidates, download=True)
-        options: dict[str, Any] = {"image_size": config.image_size, "workers": workers, "device": device}
-        options |= {"description": "candidates", "quiet": quiet}
-        y2 = extract_features(method.target_network, dataset, **options)
-        if method.queue.search_features is None:
-            gallery = Gallery.from_features(y2, dataset)
-        else:
-            searched = extract_features(method.momentum_encoder, dataset, **options)
-            gallery = Gallery.from_features(searched, dataset, y2.features)
+        session = Session(Path(run), device, StopFlag(), quiet, is_rank_zero=True, cache=False, workers=workers)
+        space = snclr_space(method, config.image_size)
+        gallery = Gallery.embed(session, space, open_dataset(candidates, download=True))
     query_index = gallery.index_of(query)
     loss, terms = explain_loss(method.criterion, views, gallery, own_id=-1 if query_index is None else query_index)
     label = query.class_name(0) or (None if query_index is None else gallery.label(query_index))
@@ -92,19 +88,8 @@ def explain_image(
     def load(term: ExplainedTerm) -> RGBImage | None:
         return pixels if term.index is None else load_or_none(gallery.load, term.index)
 
-    figure.parent.mkdir(parents=True, exist_ok=True)
     draw(explanation, load, figure)
     return replace(explanation, figure=str(figure))
-
-
-def _load_query(image: str | Path, trained_on: ImageDataset | None, size: int) -> tuple[ImageDataset, RGBImage]:
-    """Open the query image as a dataset of one, and decode it."""
-    check_single(image)
-    query = open_queries(image, trained_on)
-    try:
-        return query, query.load(0, min_side=2 * size)  # as feature extraction decodes
-    except BadImage as error:
-        raise UserError(f"{image} cannot be read: {error.reason}; give another image") from error
 
 
 @torch.no_grad()
@@ -133,7 +118,7 @@ def explain_loss(
     nearest = nearest_neighbors(search, searched, s.neighbors, ids=ids, candidate_ids=candidate_ids)
     if not bool(nearest.mask.any()):
         raise UserError("there is no candidate other than the image itself; give more images as --candidates")
-    w = weigh_as_trained(criterion, y1, candidates[nearest.index.clamp(min=0)], nearest.mask, gamma=s.gamma)
+    w = weigh_as_trained(criterion, y1, candidates[nearest.index.clamp(min=0)], nearest.mask)
     pull = criterion.raises_weights
     logits = neighbor_logits(z1, y2, candidates, nearest.index, tau=s.temperature, sides=s.sides, pull=pull)
     (loss,), w, _ = weighted_loss(logits, w, form=s.loss_form, sides=s.sides, pull=pull)

@@ -5,11 +5,14 @@ A query that is itself in the gallery is excluded: `same_images` decides which i
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +22,7 @@ from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.loader import Skip
-from snclr.data.same_images import same_images
+from snclr.data.splits import same_images
 from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
 from snclr.evaluation.results import Neighbor, NeighborRow
@@ -65,8 +68,8 @@ class Gallery:
     @classmethod
     def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Gallery:
         """Compute the features of a dataset's readable images."""
-        features = space.features(session, dataset, "gallery")
-        return cls.from_features(features, dataset, space.projections(session, dataset, "gallery (projections)"))
+        features = space.features(session, dataset, space.search, "gallery")
+        return cls.from_features(features, dataset, space.projections(session, dataset))
 
     @classmethod
     def from_queue(cls, run: str | Path, queue: NeighborQueue | None) -> Gallery:
@@ -107,10 +110,8 @@ class Gallery:
         """Describe row `position` of the gallery as a neighbor of a query with the given label."""
         index = int(self.ids[position])
         neighbor_label, path = self.label(index), None if self.dataset is None else self.dataset.file(index)
-        same_class = None if label is None or neighbor_label is None else label == neighbor_label
-        return Neighbor(
-            self.key(index), index, cosine, w, neighbor_label, same_class, None if path is None else str(path)
-        )
+        same = same_class(label, neighbor_label)
+        return Neighbor(self.key(index), index, cosine, w, neighbor_label, same, None if path is None else str(path))
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,10 @@ class Queries:
     @classmethod
     def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Queries:
         """Compute both features of every image's center crop."""
-        search = space.features(session, dataset, "queries")
-        if space.attention_network is None:
+        search = space.features(session, dataset, space.search, "queries")
+        if space.criterion is None:
             return cls(dataset, search, search.features)
-        y1 = session.features(
-            space.attention_network, dataset, image_size=space.image_size, role="y1", description="queries (for w)"
-        )
-        return cls(dataset, search, y1.features)
+        return cls(dataset, search, space.features(session, dataset, "y1", "queries (for w)").features)
 
     def take(self, rows: Tensor) -> Queries:
         """Select rows by position."""
@@ -139,11 +137,12 @@ class Queries:
 
 @torch.no_grad()
 def neighbor_rows(
-    queries: Queries, gallery: Gallery, k: int, *, weigh: Weigh = weigh_by_cosine, index: str = "exact"
+    queries: Queries, gallery: Gallery, k: int, *, weigh: Weigh = weigh_by_cosine, among: int = 0, index: str = "exact"
 ) -> tuple[list[NeighborRow], Hits]:
     """Find the k nearest gallery images of each query by cosine (Eq. 3), ranked by w (Eq. 4).
 
     A query image that is itself in the gallery is never its own neighbor. Rows are shorter than k if the gallery is.
+    w is computed over the `among` nearest if these are more than k; the hits then have that many columns.
     """
     ids, same = queries.search.ids, {}
     labels = [queries.dataset.class_name(query) for query in ids.tolist()]
@@ -155,7 +154,7 @@ def neighbor_rows(
         for position, number in enumerate(query_ids[ids].tolist()):
             if labels[position] is None and number in gallery_index:
                 labels[position] = gallery.dataset.class_name(gallery_index[number])
-    hits = find_similar(queries.search.features, gallery.features, k, index=index, **same)
+    hits = find_similar(queries.search.features, gallery.features, max(k, among), index=index, **same)
     y1, w = F.normalize(queries.y1.float(), dim=1), torch.empty_like(hits.cosine)
     for start in range(0, len(y1), _ROWS):
         block = slice(start, start + _ROWS)
@@ -164,7 +163,7 @@ def neighbor_rows(
     rows = []
     columns = zip(ids.tolist(), labels, hits.index.tolist(), hits.cosine.tolist(), w.tolist(), strict=True)
     for query, label, positions, cosines, weights in columns:
-        triples = zip(positions, cosines, weights, strict=True)
+        triples = zip(positions[:k], cosines, weights, strict=False)
         row = [gallery.neighbor(position, cosine, wi, label) for position, cosine, wi in triples if position >= 0]
         row.sort(key=lambda neighbor: -neighbor.w)
         rows.append(NeighborRow(queries.dataset.key(query), query, label, row))
@@ -176,42 +175,43 @@ def rank_as_trained(queries: Queries, gallery: Gallery, k: int, space: Embedding
 
     In training, w is a softmax over the run's K neighbors, even if fewer are shown.
     """
-    config = space.weighted_config
-    rows, _ = neighbor_rows(queries, gallery, k if config is None else max(k, config.neighbors), weigh=space.weigh)
-    nearest = [sorted(row.neighbors, key=lambda neighbor: -neighbor.cosine)[:k] for row in rows]
-    return [
-        replace(row, neighbors=sorted(kept, key=lambda neighbor: -neighbor.w))
-        for row, kept in zip(rows, nearest, strict=True)
-    ]
+    among = 0 if space.weighted_config is None else space.weighted_config.neighbors
+    return neighbor_rows(queries, gallery, k, weigh=space.weigh, among=among)[0]
+
+
+def same_class(one: str | None, other: str | None) -> bool | None:
+    """Return whether two class names are the same; None if either is unknown."""
+    return None if one is None or other is None else one == other
 
 
 def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:
     """Return the share of queries whose 1st, 2nd, … neighbor has their class; None if no label is known."""
-    shares: list[float | None] = []
-    for position in range(max((len(row.neighbors) for row in rows), default=0)):
-        flags = [row.neighbors[position].same_class for row in rows if position < len(row.neighbors)]
-        known = [flag for flag in flags if flag is not None]
-        shares.append(sum(known) / len(known) if known else None)
-    return shares
+    ranks = itertools.zip_longest(*([neighbor.same_class for neighbor in row.neighbors] for row in rows))
+    known = [[flag for flag in flags if flag is not None] for flags in ranks]
+    return [sum(flags) / len(flags) if flags else None for flags in known]
 
 
-def purity_chance(rows: Sequence[NeighborRow], gallery: Gallery) -> float | None:
-    """Return the neighbor purity of random neighbors; None if no label is known.
+class Purity(NamedTuple):
+    """The neighbor purity of each rank, that of random neighbors, and what is compared with what."""
 
-    It is Σ p q over the class shares p of the queries and q of the gallery: if both are the same images, the sum of
+    by_rank: list[float | None]
+    chance: float | None
+    description: str
+
+
+def measure_purity(rows: Sequence[NeighborRow], gallery: Gallery) -> Purity:
+    """Return the neighbor purity of queries among a gallery, with its chance level.
+
+    That is Σ p q over the class shares p of the queries and q of the gallery: if both are the same images, the sum of
     squared class shares.
     """
+    text = PURITY_OF_QUEUE if gallery.is_queue else PURITY_OF_CENTER_CROPS
     queries = Counter(row.label for row in rows if row.label is not None)
     images = Counter(label for label in map(gallery.label, gallery.ids.tolist()) if label is not None)
     if not queries or not images:
-        return None
-    return sum(size * images[label] for label, size in queries.items()) / (queries.total() * images.total())
-
-
-def describe_purity(gallery: Gallery, chance: float | None) -> str:
-    """Explain the neighbor purity of queries among a gallery, with its chance level."""
-    text = PURITY_OF_QUEUE if gallery.is_queue else PURITY_OF_CENTER_CROPS
-    return text if chance is None else f"{text}; chance {chance:.1%}"
+        return Purity(neighbor_purity(rows), None, text)
+    chance = sum(size * images[label] for label, size in queries.items()) / (queries.total() * images.total())
+    return Purity(neighbor_purity(rows), chance, f"{text}; chance {chance:.1%}")
 
 
 def training_images(run: str | Path, data: str) -> tuple[ImageDataset | None, str | None]:
@@ -228,9 +228,6 @@ def training_images(run: str | Path, data: str) -> tuple[ImageDataset | None, st
 def _trained_fingerprint(run: str | Path) -> str | None:
     """Return the dataset fingerprint in the run's newest readable checkpoint."""
     for checkpoint in sorted(RunDir(run).checkpoints.glob("step-*"), reverse=True):
-        try:
-            fingerprint = json.loads((checkpoint / "info.json").read_bytes()).get("data")
-        except (OSError, ValueError, AttributeError):
-            continue
-        return fingerprint if isinstance(fingerprint, str) else None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return json.loads((checkpoint / "info.json").read_bytes()).get("data")
     return None

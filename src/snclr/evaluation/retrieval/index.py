@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +22,6 @@ GOOD_RECALL = 0.95
 _SAMPLE = 256  # queries the recall is measured on
 _POINTS_PER_LIST = 39  # the minimum faiss recommends to train a list
 _TRAIN_POINTS_PER_LIST = 64
-
-Pairs = tuple[Tensor, Tensor]
-"""(query, gallery) positions of the same image, sorted by query."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +52,12 @@ def find_similar(
             "take both from the same encoder"
         )
     q, c = F.normalize(queries.float(), dim=1), F.normalize(gallery.float(), dim=1)
-    same = None
-    if query_ids is not None and gallery_ids is not None:
-        same = kernels.matching_pairs(query_ids, gallery_ids)
+    if query_ids is None or gallery_ids is None:
+        query_ids, gallery_ids = torch.full((len(q),), -1), torch.arange(len(c))
+    same = kernels.matching_pairs(query_ids, gallery_ids)
     if choose_index(index, len(q), len(c)) == "faiss":
-        return _search_faiss(q, c, k, same)
+        most = int(torch.bincount(same[0]).max()) if len(same[0]) else 0
+        return _search_faiss(q, c, k, query_ids, gallery_ids, extra=most)
     cosine, positions = kernels.topk(q, c, k, exclude=same)
     return Hits(cosine, positions, f"exact over {count(len(c), 'image')}", None)
 
@@ -91,8 +88,11 @@ def list_count(images: int) -> int:
     return max(1, min(round(4 * math.sqrt(images)), images // _POINTS_PER_LIST))
 
 
-def _search_faiss(q: Tensor, c: Tensor, k: int, same: Pairs | None) -> Hits:
-    """Search with inverted lists (IVF), increasing nprobe until the measured recall is good."""
+def _search_faiss(q: Tensor, c: Tensor, k: int, query_ids: Tensor, gallery_ids: Tensor, *, extra: int) -> Hits:
+    """Search with inverted lists (IVF), increasing nprobe until the measured recall is good.
+
+    Up to `extra` gallery images have the id of a query; so many more are searched, and these are removed.
+    """
     faiss = importlib.import_module("faiss")
     lists = list_count(len(c))
     ivf = faiss.IndexIVFFlat(faiss.IndexFlatIP(c.shape[1]), c.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
@@ -100,46 +100,27 @@ def _search_faiss(q: Tensor, c: Tensor, k: int, same: Pairs | None) -> Hits:
     points = c.contiguous().numpy()
     ivf.train(points)
     ivf.add(points)
-    extra = 0 if same is None or len(same[0]) == 0 else int(torch.bincount(same[0]).max())  # removed again below
+
+    def search(rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        cosine, positions = (torch.from_numpy(part) for part in ivf.search(q[rows].contiguous().numpy(), k + extra))
+        # -1: the probed lists hold fewer points
+        missing = (positions < 0) | (gallery_ids[positions] == query_ids[rows][:, None])
+        best, order = cosine.masked_fill(missing, -torch.inf).sort(dim=1, descending=True, stable=True)
+        return best[:, :k], positions.masked_fill(missing, -1).gather(1, order)[:, :k]
+
     sample = torch.arange(0, len(q), -(-len(q) // _SAMPLE))
-    pairs = None if same is None else _pairs_of(same, sample)
-    truth = kernels.topk(q[sample], c, k, exclude=pairs)[1]
+    truth = kernels.topk(q[sample], c, k, exclude=kernels.matching_pairs(query_ids[sample], gallery_ids))[1]
+    known = truth >= 0
     ivf.nprobe = max(1, lists // 64)
     while True:
-        recall = _recall(_search(ivf, q[sample], k, extra, pairs)[1], truth)
+        found = (truth[:, :, None] == search(sample)[1][:, None, :]).any(dim=2)
+        recall = float(found[known].double().mean()) if bool(known.any()) else 1.0
         if recall >= GOOD_RECALL or ivf.nprobe >= lists:
             break
         ivf.nprobe = min(lists, 2 * ivf.nprobe)
-    cosine, positions = _search(ivf, q, k, extra, same)
+    cosine, positions = search(slice(None))
     method = (
         f"faiss IVF over {len(c):,} images: {ivf.nprobe} of {lists} lists, recall@{k} {recall:.3f} against the exact "
         f"search, queries sampled: {len(sample)}"
     )
     return Hits(cosine, positions, method, recall)
-
-
-def _search(ivf: Any, q: Tensor, k: int, extra: int, same: Pairs | None) -> tuple[Tensor, Tensor]:
-    """Return the cosines and positions (n, k) of the index's best hits other than the query's own image."""
-    cosine, positions = (torch.from_numpy(part) for part in ivf.search(q.contiguous().numpy(), k + extra))
-    cosine = cosine.masked_fill(positions < 0, -torch.inf)  # the probed lists hold fewer than k + extra points
-    if same is not None and extra:
-        excluded = torch.full((len(q), extra), -2)
-        starts = torch.searchsorted(same[0], torch.arange(len(q)))
-        excluded[same[0], torch.arange(len(same[0])) - starts[same[0]]] = same[1]
-        is_excluded = (positions[:, :, None] == excluded[:, None, :]).any(dim=2)
-        cosine, positions = cosine.masked_fill(is_excluded, -torch.inf), positions.masked_fill(is_excluded, -1)
-    best, order = cosine.sort(dim=1, descending=True, stable=True)
-    return best[:, :k], positions.gather(1, order)[:, :k]
-
-
-def _pairs_of(same: Pairs, sample: Tensor) -> Pairs:
-    """Restrict the pairs to a sorted sample of the queries, renumbered by their position in it."""
-    kept = torch.isin(same[0], sample)
-    return torch.searchsorted(sample, same[0][kept]), same[1][kept]
-
-
-def _recall(positions: Tensor, truth: Tensor) -> float:
-    """Return the share of the true positions (n, k) that were found; -1 pads rows."""
-    known = truth >= 0
-    hit = (truth[:, :, None] == positions[:, None, :]).any(dim=2)
-    return float(hit[known].double().mean()) if bool(known.any()) else 1.0

@@ -17,25 +17,18 @@ from snclr.data.decode import RGBImage
 from snclr.data.sampler import epoch_order
 from snclr.errors import UserError, count
 from snclr.evaluation.features import Features
-from snclr.evaluation.few_labels.subsets import sort_by_class
 from snclr.evaluation.results import NeighborRow, NeighborsResult
-from snclr.evaluation.retrieval.gallery import (
-    Gallery,
-    Queries,
-    describe_purity,
-    neighbor_purity,
-    purity_chance,
-    rank_as_trained,
-)
+from snclr.evaluation.retrieval.gallery import Gallery, Queries, measure_purity, rank_as_trained
 from snclr.evaluation.retrieval.queries import open_queries
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
+from snclr.evaluation.subsets import sort_by_class
 from snclr.io.atomic import write_atomic
 
 MAX_QUERIES = 10_000  # of a dataset: enough to measure the purity at each position to within one percent
 MAX_ROWS = 24  # rows in the figure
 DrawRows = Callable[..., None]
-"""`snclr.reports.figures.neighbors.draw_neighbors`, which this package may not import."""
+"""`snclr.reports.figures.neighbors.draw_neighbors`: passed in, as `reports` imports `evaluation`."""
 
 
 def find_neighbors(
@@ -62,15 +55,13 @@ def find_neighbors(
         assert dataset is not None
         whole = Queries.embed(session, space, dataset)
         if candidates is None:
-            projections = space.projections(session, dataset, "gallery (projections)")
-            gallery = Gallery.from_features(whole.search, dataset, projections)
+            gallery = Gallery.from_features(whole.search, dataset, space.projections(session, dataset))
         else:
             gallery = _open_gallery(session, space, dataset, candidates)
         queries = [whole.take(pick_queries(whole.search, max(rows, MAX_QUERIES), seed=seed))]
         total, source = len(whole.search.ids), f" of {dataset.name}, seed {seed}"
     table = [(each.dataset, row) for each in queries for row in rank_as_trained(each, gallery, k, space)]
-    purity = neighbor_purity([row for _, row in table])
-    chance = purity_chance([row for _, row in table], gallery)
+    purity, chance, purity_description = measure_purity([row for _, row in table], gallery)
     shown = f"{len(table):,} of the {total:,} query images" if total > len(table) else count(len(table), "query image")
     protocol = (
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
@@ -89,7 +80,7 @@ def find_neighbors(
         rows=[row for _, row in drawn],
         neighbor_purity=purity,
         chance=chance,
-        purity_description=describe_purity(gallery, chance),
+        purity_description=purity_description,
         queries=len(table),
         weights=weights,
         protocol=protocol,
@@ -140,7 +131,6 @@ def _write(
         dataset, row = table[number]
         return dataset.load(row.index)
 
-    figure.parent.mkdir(parents=True, exist_ok=True)
     numbered = [replace(row, index=number) for number, (_, row) in enumerate(table[:MAX_ROWS])]
     draw(numbered, load_query, gallery.load, figure, show="cosine" if facts["weights"] is None else "w")
     content = {**facts, "rows": [asdict(row) for _, row in table]}

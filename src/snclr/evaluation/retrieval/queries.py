@@ -8,6 +8,7 @@ import numpy as np
 
 from snclr.data.datasets.base import FileDataset, ImageDataset
 from snclr.data.datasets.folder import open_folder
+from snclr.data.decode import BadImage, RGBImage
 from snclr.data.splits import Subset
 from snclr.errors import UserError, similar_path
 
@@ -29,7 +30,9 @@ def open_queries(text: str | Path, *datasets: ImageDataset | None) -> ImageDatas
     raise UserError(f"there is no file or folder {text}{hint}{names}. Give an image file or a folder of images")
 
 
-def check_single(image: str | Path) -> None:
-    """Raise UserError for a folder where one image is needed."""
-    if Path(image).expanduser().is_dir():
-        raise UserError(f"{image} is a folder; give one image")
+def load_query(text: str | Path, query: ImageDataset, min_side: int | None = None) -> RGBImage:
+    """Decode the image of a dataset of one that was opened by `text`, or raise UserError."""
+    try:
+        return query.load(0, min_side=min_side)
+    except BadImage as error:
+        raise UserError(f"{text} cannot be read: {error}; give another image") from error

@@ -17,6 +17,7 @@ from snclr.evaluation.retrieval.neighbors import DrawRows
 from snclr.evaluation.retrieval.queries import open_queries
 from snclr.evaluation.retrieval.space import EmbeddingSpace, encoder_space
 from snclr.evaluation.session import Session, data_of
+from snclr.evaluation.state import on_rank_zero
 from snclr.io.atomic import check_writable
 from snclr.io.hashing import weights_digest
 
@@ -36,13 +37,12 @@ def search_images(
         return space, saved, collection, open_queries(image, collection)
 
     if out is not None:
-        session.on_rank_zero(lambda: check_writable(Path(out), "choose another --out"))
+        on_rank_zero(lambda: check_writable(Path(out), "choose another --out"))
     space, saved, collection, dataset = session.open(opening)
     queries = Queries.embed(replace(session, cache=False), space, dataset)
     gallery = Gallery.embed(session, space, collection) if saved is None else _gallery_of(saved, collection)
     rows, hits = neighbor_rows(queries, gallery, k, index=index)
     if out is not None and session.is_rank_zero:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
         title = f"most similar in {collection.name}"
         draw(rows[:MAX_ROWS], dataset.load, gallery.load, Path(out), title=title, show="cosine")
     return SearchResult(
@@ -60,7 +60,7 @@ def search_images(
 def _read(path: Path, space: EmbeddingSpace, run: Path) -> Embeddings:
     """Read an embeddings file of the run's present weights."""
     saved = read_embeddings(path)
-    if saved.metadata.get("weights_sha256") != weights_digest(space.search_network.state_dict()):
+    if saved.metadata.get("weights_sha256") != weights_digest(space.networks["encoder"].state_dict()):
         again = snclr_command("embed", run, "--out", path, "--overwrite")
         raise UserError(
             f"{path} was written with other weights (run {saved.metadata.get('run')}) than those of {run}. Features of "

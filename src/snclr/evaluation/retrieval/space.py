@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,38 +24,43 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps y1 (n, D), neighbors (n, K, D) and their mask (n, K) to w (n, K)."""
 
 
+def weigh_by_cosine(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
+    """Compute Eq. 4 with f1 and f2 the identity, temperature 1 and a row maximum of 1."""
+    return positiveness(y1, neighbors, mask, gamma="max")
+
+
 @dataclass(frozen=True)
 class EmbeddingSpace:
     """The networks whose features the search (Eq. 3) and the attention (Eq. 4) compare, and how w is computed."""
 
-    search_network: nn.Module
-    attention_network: nn.Module | None
-    """None: that of the search."""
-    role: str
-    """Name of `search_network` in the feature cache: y2, target-encoder, key, encoder or checkpoint (the last one's
-    encoder)."""
-    weigh: Weigh
-    queue: NeighborQueue | None
+    networks: Mapping[str, nn.Module]
+    """By their names in the feature cache: those of `snclr_space`, or one network, named key, encoder or
+    checkpoint (the last one's encoder)."""
+    search: str
+    """Name of the network whose features are searched."""
     image_size: int
     description: str
+    queue: NeighborQueue | None = None
     criterion: SoftNeighborLoss | None = None
-    """SNCLR's loss: its settings give w as in training."""
-    projection_network: nn.Module | None = None
-    """Network of the projections y2 that are weighted; None: they are the features of the search."""
+    """SNCLR's loss: its settings give w as in training. Without it, all features are those of the search."""
 
-    def features(self, session: Session, dataset: ImageDataset, description: str) -> Features:
-        """Extract the features of Eq. 3 of a dataset, or read them from the run's cache."""
+    def weigh(self, y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
+        """Compute w (n, K) of y1 (n, D) and neighbors (n, K, D), as in training if the run has w."""
+        if self.criterion is None:
+            return weigh_by_cosine(y1, neighbors, mask)
+        return weigh_as_trained(self.criterion, y1, neighbors, mask)
+
+    def features(self, session: Session, dataset: ImageDataset, network: str, description: str) -> Features:
+        """Extract the features of a dataset by a network, or read them from the run's cache."""
         return session.features(
-            self.search_network, dataset, image_size=self.image_size, role=self.role, description=description
+            self.networks[network], dataset, image_size=self.image_size, role=network, description=description
         )
 
-    def projections(self, session: Session, dataset: ImageDataset, description: str) -> Tensor | None:
-        """Return the projections y2 (n, D) of a dataset; None if they are the features of Eq. 3."""
-        if self.projection_network is None:
+    def projections(self, session: Session, dataset: ImageDataset) -> Tensor | None:
+        """Return the projections y2 (n, D) of a gallery; None if they are the features of the search."""
+        if self.criterion is None or self.search == "y2":
             return None
-        return session.features(
-            self.projection_network, dataset, image_size=self.image_size, role="y2", description=description
-        ).features
+        return self.features(session, dataset, "y2", "gallery (projections)").features
 
     @property
     def weighted_config(self) -> SoftNeighborConfig | None:
@@ -87,7 +91,7 @@ def encoder_space(run: str | Path) -> EmbeddingSpace:
     """Open the space of the saved encoder's features."""
     encoder, spec = run_encoder(run)
     description = "the encoder's features (there are no projection heads); w by Eq. 4 on the same features"
-    return EmbeddingSpace(encoder, None, "encoder", weigh_by_cosine, None, spec.image_size, description)
+    return EmbeddingSpace({"encoder": encoder}, "encoder", spec.image_size, description)
 
 
 def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> EmbeddingSpace:
@@ -98,47 +102,43 @@ def open_space(run: str | Path, *, queue: bool = False, device: str = "cpu") -> 
     if not open_run(run).config.is_file() and not queue:  # an encoder without heads
         return encoder_space(run)
     method, config = load_trained_method(run, torch.device(device))
-    criterion = getattr(method, "criterion", None)
-    if isinstance(criterion, SoftNeighborLoss):
-        weigh = functools.partial(weigh_as_trained, criterion, gamma=criterion.config.gamma)
-        by_encoder = criterion.queue.search_features is not None
-        search = (method.momentum_encoder, "target-encoder") if by_encoder else (method.target_network, "y2")
-        return EmbeddingSpace(
-            search[0], nn.Sequential(method.encoder, method.projector), search[1], weigh, criterion.queue,
-            config.image_size, _describe(criterion), criterion, method.target_network if by_encoder else None,
-        )  # fmt: skip
-    if queue:
-        if method.queue is None:
-            raise UserError(
-                f"{run} was trained with {config.method}, which has no queue. Omit --candidates queue or give a "
-                "folder of images"
-            )
-        description = f"the {config.method} run's key projections; w by Eq. 4 on the same features"
-        return EmbeddingSpace(
-            method.target_network, None, "key", weigh_by_cosine, method.queue, config.image_size, description
+    size = config.image_size
+    if isinstance(getattr(method, "criterion", None), SoftNeighborLoss):
+        return snclr_space(method, size)
+    if not queue:
+        description = f"the encoder's features (the run's method is {config.method}); w by Eq. 4 on the same features"
+        return EmbeddingSpace({"checkpoint": method.exported_encoder}, "checkpoint", size, description)
+    if method.queue is None:
+        raise UserError(
+            f"{run} was trained with {config.method}, which has no queue. Omit --candidates queue or give a "
+            "folder of images"
         )
-    description = f"the encoder's features (the run's method is {config.method}); w by Eq. 4 on the same features"
-    encoder = method.exported_encoder
-    return EmbeddingSpace(encoder, None, "checkpoint", weigh_by_cosine, None, config.image_size, description)
+    description = f"the {config.method} run's key projections; w by Eq. 4 on the same features"
+    return EmbeddingSpace({"key": method.target_network}, "key", size, description, queue=method.queue)
 
 
-def weigh_by_cosine(y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
-    """Compute Eq. 4 with f1 and f2 the identity, temperature 1 and a row maximum of 1."""
-    return positiveness(y1, neighbors, mask, gamma="max")
+def snclr_space(method: Any, image_size: int) -> EmbeddingSpace:
+    """Return the space of the projections of an SNCLR method."""
+    networks = {
+        "y1": nn.Sequential(method.encoder, method.projector),
+        "y2": method.target_network,
+        "target-encoder": method.momentum_encoder,
+    }
+    queue, criterion = method.criterion.queue, method.criterion
+    search = "y2" if queue.search_features is None else "target-encoder"
+    return EmbeddingSpace(networks, search, image_size, _describe(criterion, search), queue, criterion)
 
 
-def weigh_as_trained(
-    criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"]
-) -> Tensor:
-    """Compute Eq. 4 of y1 (n, D) and neighbors (n, K, D) with the weights, f1, f2 and temperature of the run."""
+def weigh_as_trained(criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
+    """Compute Eq. 4 of y1 (n, D) and neighbors (n, K, D) with the settings, f1 and f2 of the run."""
     criterion.f1.to(y1.device)
     criterion.f2.to(y1.device)
-    return criterion.positiveness(y1, neighbors, mask, gamma=gamma)
+    return criterion.positiveness(y1, neighbors, mask)
 
 
-def _describe(criterion: SoftNeighborLoss) -> str:
+def _describe(criterion: SoftNeighborLoss, search: str) -> str:
     s = criterion.config
-    searched = "the projections y2" if criterion.queue.search_features is None else "the target encoder's features"
+    searched = "the projections y2" if search == "y2" else "the target encoder's features"
     if s.neighbor_weights == "hard":
         return f"{searched} (Eq. 3); the run's weights are hard: every w is 1"
     learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"

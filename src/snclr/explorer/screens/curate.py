@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from snclr.errors import UserError
-from snclr.evaluation.analysis.curation import diverse_subset, leaks, outlier_scores, suspect_labels
+from snclr.evaluation.analysis.curation import diverse_subset, format_list, leaks, outlier_scores, suspect_labels
 from snclr.evaluation.analysis.graph import mutual
-from snclr.evaluation.analysis.list_file import Entry, format_list
 from snclr.explorer.explorer import GRAPH_K, Explorer, ImageRef
 from snclr.explorer.jobs import Job
 from snclr.explorer.opened_run import OpenedRun
@@ -43,7 +42,7 @@ def leaking(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     train, test = explorer.features(run, "encoder"), explorer.features(run, "encoder", "test")
     found = leaks(train.features, test.features, -1.0)
     pairs = []
-    for a, b, cosine in zip(found.one[:MAX_LISTED].tolist(), found.other.tolist(), found.cosine.tolist(), strict=False):
+    for a, b, cosine in found[:MAX_LISTED]:
         one = explorer.describe(ImageRef("test", int(test.ids[a])))
         pairs.append({"test": one, "train": explorer.image(train.ids[b]), "cosine": cosine})
     return {"pairs": pairs, "count": len(test.ids)}
@@ -62,7 +61,7 @@ def suspects(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return the images whose neighbors vote for another class than their label."""
     features, graph = explorer.features(run, "encoder"), explorer.graph(run)
     labels, classes = explorer.labels(features.ids), explorer.images.classes
-    if labels is None or classes is None:
+    if classes is None:
         raise UserError("suspect labels need labels: one folder per class, or a list with labels")
     found = suspect_labels(graph, labels)
     images = [
@@ -92,17 +91,17 @@ def export(explorer: Explorer, body: dict[str, Any]) -> str:
     """
     try:
         set_name = str(body.get("set", "images"))
-        entries = [Entry(int(entry["id"]), str(entry["reason"])[:500]) for entry in body["entries"]]
+        reasons = {int(entry["id"]): str(entry["reason"])[:500] for entry in body["entries"]}
         kind, rest = str(body["kind"])[:80], bool(body.get("rest", False))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the entries of the list cannot be read: {error}") from error
-    for entry in entries:
-        explorer.ref(set_name, entry.index)
-    images = explorer.sets[explorer.ref(set_name, 0).set]
-    header = [f"{kind}: {len(entries):,} of {len(images.dataset):,} images of {images.title}", "by snclr explore"]
+    for index in (0, *reasons):
+        explorer.ref(set_name, index)
+    dataset = explorer.sets[set_name].dataset
+    title = f"{kind}: {len(reasons):,} of {len(dataset):,} images of {explorer.sets[set_name].title}"
+    header = [title, "by snclr explore"]
     if not rest:
-        return format_list(images.dataset, entries, header)
-    left_out = {entry.index: entry.reason for entry in entries}
-    header += [f"left out: {images.dataset.key(index)}: {reason}" for index, reason in left_out.items()]
-    kept = [Entry(index, "") for index in range(len(images.dataset)) if index not in left_out]
-    return format_list(images.dataset, kept, header)
+        return format_list(dataset, reasons, header)
+    header += [f"left out: {dataset.key(index)}: {reason}" for index, reason in reasons.items()]
+    kept = dict.fromkeys((index for index in range(len(dataset)) if index not in reasons), "")
+    return format_list(dataset, kept, header)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,8 @@ import torch
 from torch import Tensor
 
 from snclr.errors import UserError
-from snclr.evaluation.analysis.graph import Graph, hubness, overlap, purity, reciprocity
-from snclr.evaluation.analysis.layout import (
-    Layout,
-    kept_neighbors,
-    pca,
-    trustworthiness,
-    umap_installed,
-    umap_layout,
-)
+from snclr.evaluation.analysis.graph import Report, hubness, overlap, purity, reciprocity
+from snclr.evaluation.analysis.layout import Layout, kept_neighbors, pca, trustworthiness, umap_installed, umap_layout
 from snclr.explorer.explorer import Explorer
 from snclr.explorer.jobs import Job
 from snclr.explorer.opened_run import OpenedRun
@@ -35,25 +28,54 @@ _TRUST_SAMPLE = 1_000
 _CLUSTER_POINTS = 20_000  # rows that the cluster centers are fitted on
 
 
+class Mode(NamedTuple):
+    """A color mode of the map: its name on the page, and how its values (n,) are computed."""
+
+    title: str
+    job: str
+    """Title of the job; empty: computed at once."""
+    missing: str
+    """What it needs and this run or its images do not have; empty if it is offered."""
+    compute: Callable[[Report], Tensor]
+
+
+def color_modes(explorer: Explorer, run: OpenedRun, layout: LayoutName = "pca") -> dict[str, Mode]:
+    """Return the color modes by name. Raise Pending before features exist."""
+    features = explorer.features(run, "encoder")
+    labels = explorer.labels(features.ids)
+    no_labels = "labels" if explorer.images.classes is None else ""
+    no_steps = "two kept checkpoints; train with --keep-encoders 12" if len(run.kept_encoders()) < 2 else ""
+    no_loss = "a run of SNCLR" if run.criterion is None else ""
+
+    def near() -> Tensor:
+        return explorer.graph(run).index
+
+    return {
+        "class": Mode("Class", "", no_labels, lambda report: labels.float().where(labels >= 0, torch.nan)),
+        "cluster": Mode("Cluster", "clusters", "", lambda report: _clusters(features.features, explorer)),
+        "purity": Mode("Neighbor purity", "neighbor purity", no_labels, lambda report: purity(near(), labels)),
+        "reciprocity": Mode("Mutual neighbors", "mutual neighbors", "", lambda report: reciprocity(near())),
+        "hubness": Mode("Hubness", "hubness", "", lambda report: hubness(near())),
+        "loss": Mode("Loss", "loss of each image", no_loss, lambda report: _losses(explorer, run, report)),
+        "change": Mode(
+            "Change since the checkpoint before", "change between checkpoints", no_steps,
+            lambda report: _change(explorer, run),
+        ),
+        "kept": Mode(
+            "Kept by the map", "neighbors kept by the map", "",
+            lambda report: kept_neighbors(near()[:, :FIDELITY_K], find_layout(explorer, run, layout).points),
+        ),
+    }  # fmt: skip
+
+
 def describe(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return what the screen offers: number of points, layouts and color modes. Raise Pending before features exist."""
-    features = explorer.features(run, "encoder")
-    labeled = explorer.images.classes is not None
-    modes = [
-        ("class", "Class", labeled),
-        ("cluster", "Cluster", True),
-        ("purity", "Neighbor purity", labeled),
-        ("reciprocity", "Mutual neighbors", True),
-        ("hubness", "Hubness", True),
-        ("loss", "Loss", run.criterion is not None),
-        ("change", "Change since the checkpoint before", len(run.kept_encoders()) > 1),
-        ("kept", "Kept by the map", True),
-    ]
+    modes = color_modes(explorer, run)
     return {
-        "count": len(features.ids),
+        "count": len(explorer.features(run, "encoder").ids),
         "classes": explorer.images.classes,
         "layouts": ["pca", "umap"] if umap_installed() else ["pca"],
-        "modes": [{"name": name, "title": title} for name, title, offered in modes if offered],
+        "modes": [{"name": name, "title": mode.title} for name, mode in modes.items() if not mode.missing],
         "umap_missing": not umap_installed(),
     }
 
@@ -63,78 +85,70 @@ def ids(explorer: Explorer, run: OpenedRun) -> Array:
     return explorer.features(run, "encoder").ids.numpy().astype(np.float32)
 
 
-def layout(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Layout:
+def find_layout(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Layout:
     """Return a layout, or raise Pending."""
     if name == "pca":
         return explorer.jobs.get(f"pca/{run.name}", "PCA", lambda job: pca(explorer.features(run, "encoder").features))
     if name != "umap":
         raise UserError(f"there is no layout {name!r}; choose pca or umap")
-    if not umap_installed():
-        raise UserError("UMAP needs umap-learn: pip install 'snclr[explore]'")
 
     def compute(job: Job) -> Layout:
         features, graph = explorer.features(run, "encoder").features, explorer.graph(run)
         # umap reports no progress; the time is estimated from the number of images, and the bar waits at 95 %.
         expected, start = 12 + len(features) / 350, time.monotonic()
-
-        def tick() -> None:
-            job.done, job.total = min(95, round(100 * (time.monotonic() - start) / expected)), 100
-
-        return umap_layout(features, graph, tick)
+        job.estimate = lambda: min(95, round(100 * (time.monotonic() - start) / expected))
+        return umap_layout(features, graph)
 
     title = f"UMAP of {len(explorer.images.dataset):,} images"
     return explorer.jobs.get(f"umap/{run.name}", title, compute, lane="slow")
 
 
-def fidelity(explorer: Explorer, run: OpenedRun, name: LayoutName) -> dict[str, Any]:
+def points(explorer: Explorer, run: OpenedRun, layout: LayoutName = "pca") -> Array:
+    """Return the points of a layout (n, 2)."""
+    return find_layout(explorer, run, layout).points
+
+
+def fidelity(explorer: Explorer, run: OpenedRun, layout: LayoutName = "pca") -> dict[str, Any]:
     """Return how faithful a layout is: the mean share of kept neighbors and its trustworthiness on a sample."""
-    kept = values(explorer, run, "kept", name)
+    kept = values(explorer, run, "kept", layout)
+    found = find_layout(explorer, run, layout)
 
     def compute(job: Job) -> float:
         features = explorer.features(run, "encoder").features
-        points = layout(explorer, run, name).points
         rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:_TRUST_SAMPLE]
         k = min(FIDELITY_K, (2 * len(features) - 2) // 3 - 1)
-        return float(trustworthiness(features, points, k, rows).mean()) if k > 0 else float("nan")
+        return float(trustworthiness(features, found.points, k, rows).mean()) if k > 0 else float("nan")
 
-    trust = explorer.jobs.get(f"trust/{run.name}/{name}", "trustworthiness of the map", compute)
+    trust = explorer.jobs.get(f"trust/{run.name}/{layout}", "trustworthiness of the map", compute)
     return {
         "kept": float(kept.mean()),
         "trustworthiness": None if np.isnan(trust) else trust,
         "k": FIDELITY_K,
         "sample": min(_TRUST_SAMPLE, len(kept)),
-        "description": layout(explorer, run, name).description,
+        "description": found.description,
     }
 
 
-def values(explorer: Explorer, run: OpenedRun, mode: str, name: LayoutName = "pca") -> Array:
+def values(explorer: Explorer, run: OpenedRun, mode: str = "class", layout: LayoutName = "pca") -> Array:
     """Return one value per image (n,), NaN if unknown: class and cluster are numbers, all others a quantity."""
-    features = explorer.features(run, "encoder")
-    labels = explorer.labels(features.ids)
-    if mode == "class":
-        if labels is None:
-            raise UserError("the images have no labels")
-        return labels.float().where(labels >= 0, torch.nan).numpy()
-    jobs: dict[str, tuple[str, Callable[[Job], Tensor]]] = {
-        "cluster": ("clusters", lambda job: _clusters(features.features, explorer)),
-        "purity": ("neighbor purity", lambda job: _purity(explorer.graph(run), labels)),
-        "reciprocity": ("mutual neighbors", lambda job: reciprocity(explorer.graph(run).index)),
-        "hubness": ("hubness", lambda job: hubness(explorer.graph(run).index).float()),
-        "loss": ("loss of each image", lambda job: _losses(explorer, run, job)),
-        "change": ("change between checkpoints", lambda job: _change(explorer, run)),
-        "kept": ("neighbors kept by the map", lambda job: _kept(explorer, run, name)),
-    }
-    if mode not in jobs:
-        raise UserError(f"there is no color mode {mode!r}; choose from class, {', '.join(jobs)}")
-    title, compute = jobs[mode]
-    suffix = f"/{name}" if mode == "kept" else ""
-    if mode == "kept" and name == "umap":
-        layout(explorer, run, "umap")  # on its own lane
-    result: Tensor = explorer.jobs.get(f"{mode}/{run.name}{suffix}", title, compute)
+    modes = color_modes(explorer, run, layout)
+    if mode not in modes:
+        raise UserError(f"there is no color mode {mode!r}; choose from {', '.join(modes)}")
+    chosen = modes[mode]
+    if chosen.missing:
+        raise UserError(f"this color needs {chosen.missing}")
+    if mode == "kept" and layout == "umap":
+        find_layout(explorer, run, "umap")  # on its own lane
+    key = f"{mode}/{run.name}" + (f"/{layout}" if mode == "kept" else "")
+    result: Tensor = (
+        explorer.jobs.get(key, chosen.job, lambda job: chosen.compute(job.report))
+        if chosen.job
+        else chosen.compute(lambda done, total: None)
+    )
     return result.float().numpy()
 
 
-def true_neighbors(explorer: Explorer, run: OpenedRun, row: int) -> list[int]:
+def true_neighbors(explorer: Explorer, run: OpenedRun, row: int = -1) -> list[int]:
     """Return the points that are nearest to a point in feature space."""
     index = explorer.graph(run).index
     if not 0 <= row < len(index):
@@ -142,24 +156,15 @@ def true_neighbors(explorer: Explorer, run: OpenedRun, row: int) -> list[int]:
     return [n for n in index[row, :FIDELITY_K].tolist() if n >= 0]
 
 
-def _purity(graph: Graph, labels: Tensor | None) -> Tensor:
-    if labels is None:
-        raise UserError("purity needs labels")
-    return purity(graph.index, labels)
-
-
-def _losses(explorer: Explorer, run: OpenedRun, job: Job) -> Tensor:
+def _losses(explorer: Explorer, run: OpenedRun, report: Report) -> Tensor:
     """Return the loss of each point; NaN for images without projections."""
-    y2, y1, search = (explorer.features(run, network) for network in ("y2", "y1", run.search_network))
-    return _of_points(explorer, run, y2.ids, run.losses(y1, y2, search, job.report))
+    y2, y1, search = (explorer.features(run, network) for network in ("y2", "y1", run.searched))
+    return _of_points(explorer, run, y2.ids, run.losses(y1, y2, search, report))
 
 
 def _change(explorer: Explorer, run: OpenedRun) -> Tensor:
     """Return 1 − overlap@k with the neighbors of the kept encoder before the last, on the sampled images."""
-    steps = [step for step, _ in run.kept_encoders()]
-    if len(steps) < 2:
-        raise UserError("change needs two kept checkpoints; train with --keep-encoders 12")
-    before, after = (step_graph(explorer, run, step) for step in steps[-2:])
+    before, after = (step_graph(explorer, run, step) for step, _ in run.kept_encoders()[-2:])
     return _of_points(explorer, run, after.ids, 1 - overlap(after.graph.index, before.graph.index))
 
 
@@ -168,10 +173,6 @@ def _of_points(explorer: Explorer, run: OpenedRun, ids: Tensor, values: Tensor) 
     result = torch.full((len(explorer.images.dataset),), torch.nan)
     result[ids] = values
     return result[explorer.features(run, "encoder").ids]
-
-
-def _kept(explorer: Explorer, run: OpenedRun, name: LayoutName) -> Tensor:
-    return kept_neighbors(explorer.graph(run).index[:, :FIDELITY_K], layout(explorer, run, name).points)
 
 
 def _clusters(features: Tensor, explorer: Explorer) -> Tensor:

@@ -15,7 +15,7 @@ from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap, puri
 from snclr.evaluation.analysis.layout import Points, align, pca
 from snclr.explorer.explorer import SAMPLE, Explorer
 from snclr.explorer.jobs import Job
-from snclr.explorer.opened_run import Matrix, OpenedRun
+from snclr.explorer.opened_run import OpenedRun
 from snclr.train.metrics import read_metrics
 
 K = 15
@@ -34,9 +34,7 @@ class SampleGraph(NamedTuple):
 def kept_steps(run: OpenedRun) -> list[int]:
     """Return the steps of the kept encoders, at most 24, spread evenly, the last included."""
     steps = [step for step, _ in run.kept_encoders()]
-    if len(steps) <= MAX_STEPS:
-        return steps
-    chosen = np.linspace(0, len(steps) - 1, MAX_STEPS).round().astype(int)
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).round().astype(int)
     return [steps[i] for i in chosen]
 
 
@@ -47,7 +45,7 @@ def step_graph(explorer: Explorer, run: OpenedRun, step: int) -> SampleGraph:
         raise UserError(f"the run keeps no checkpoint of step {step}")
 
     def compute(job: Job) -> SampleGraph:
-        matrix: Matrix = run.kept_features(step, paths[step], sample(explorer.images.dataset, SAMPLE), job.report)
+        matrix = run.kept_features(step, paths[step], sample(explorer.images.dataset, SAMPLE), job.report)
         return SampleGraph(explorer.sample()[matrix.ids], neighbor_graph(matrix.features, K), matrix.features)
 
     return explorer.jobs.get(f"step/{run.name}/{step}", f"features of the encoder at step {step:,}", compute)
@@ -61,48 +59,45 @@ def step_graphs(explorer: Explorer, run: OpenedRun) -> dict[int, SampleGraph]:
     return {step: step_graph(explorer, run, step) for step in steps}
 
 
-def mean_purity(index: Tensor, labels: Tensor | None) -> float | None:
+def row_of(ids: Tensor, id: int) -> int:
+    """Return the row of an image among the sampled ones (m,); raise UserError if it is none of them."""
+    rows = (ids == id).nonzero()
+    if not len(rows):
+        raise UserError("this image is not in the sample; choose one from the map or the list")
+    return int(rows[0, 0])
+
+
+def mean_purity(index: Tensor, labels: Tensor) -> float | None:
     """Return the mean neighbor purity of a graph (n, k), or None if no class is known."""
-    mean = None if labels is None else float(purity(index, labels).nanmean())
-    return None if mean is None or math.isnan(mean) else mean
+    mean = float(purity(index, labels).nanmean())
+    return None if math.isnan(mean) else mean
 
 
 def timeline(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return the kept steps with the quality of their neighbors, or raise Pending."""
     graphs = step_graphs(explorer, run)
-    ids = next(reversed(graphs.values())).ids
+    ids = [*graphs.values()][-1].ids
     labels = explorer.labels(ids)
-    rows: list[dict[str, Any]] = []
-    before: Tensor | None = None
-    for step, found in graphs.items():
-        rows.append(
+    last = next((r for r in reversed(read_metrics(run.path)) if r.get("epoch")), None)
+    return {
+        "steps": [
             {
                 "step": step,
-                "purity": mean_purity(found.graph.index, labels),
-                "kept": None if before is None else float(overlap(found.graph.index, before).mean()),
-                "cosine": float(found.graph.cosine.mean()),
+                "purity": mean_purity(graph.index, labels),
+                "kept": None if before is None else float(overlap(graph.index, before.graph.index).mean()),
             }
-        )
-        before = found.graph.index
-    return {
-        "steps": rows,
+            for (step, (_, graph, _)), before in zip(graphs.items(), [None, *graphs.values()], strict=False)
+        ],
         "count": len(ids),
         "total": len(explorer.images.dataset),
         "k": K,
         "classes": explorer.images.classes,
-        "steps_per_epoch": steps_per_epoch(run),
+        "steps_per_epoch": None if last is None else float(last["step"]) / float(last["epoch"]),
     }
-
-
-def steps_per_epoch(run: OpenedRun) -> float | None:
-    """Return the number of steps in an epoch, from the metrics."""
-    last = next((r for r in reversed(read_metrics(run.path)) if r.get("epoch")), None)
-    return None if last is None else float(last["step"]) / float(last["epoch"])
 
 
 def maps(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
     """Return the aligned PCA maps (steps, m, 2): each is rotated and scaled to the next, from the last back."""
-
     graphs = step_graphs(explorer, run)
 
     def compute(job: Job) -> npt.NDArray[np.float32]:
@@ -117,25 +112,23 @@ def maps(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
 
 def ids(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
     """Return the image id of each point of the maps (m,)."""
-    return next(reversed(step_graphs(explorer, run).values())).ids.numpy().astype(np.float32)
+    return [*step_graphs(explorer, run).values()][-1].ids.numpy().astype(np.float32)
 
 
-def history(explorer: Explorer, run: OpenedRun, index: int) -> dict[str, Any]:
+def history(explorer: Explorer, run: OpenedRun, id: int = -1) -> dict[str, Any]:
     """Return the 8 nearest images of an image at each kept step, and which entered and left since the step before."""
     graphs = step_graphs(explorer, run)
-    rows = (next(reversed(graphs.values())).ids == index).nonzero()
-    if not len(rows):
-        raise UserError("this image is not in the sample of the time axis; choose one from the map")
-    row, steps = int(rows[0, 0]), []
+    row, steps = row_of([*graphs.values()][-1].ids, id), []
     before: list[int] | None = None
-    for step, found in graphs.items():
-        current = [int(found.ids[n]) for n in found.graph.index[row, :HISTORY_K].tolist() if n >= 0]
-        pairs = zip(current, found.graph.cosine[row].tolist(), strict=False)
+    for step, (ids, graph, _) in graphs.items():
+        index = graph.index[row, :HISTORY_K]
+        current = ids[index][index >= 0].tolist()
+        pairs = zip(current, graph.cosine[row].tolist(), strict=False)
         near = [explorer.image(i, cosine=c, entered=before is not None and i not in before) for i, c in pairs]
         left = [explorer.image(i) for i in before or [] if i not in current]
         steps.append({"step": step, "neighbors": near, "left": left})
         before = current
-    return {"query": explorer.image(index), "steps": steps}
+    return {"query": explorer.image(id), "steps": steps}
 
 
 def _unit(points: Points) -> Points:

@@ -10,19 +10,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from snclr.data.transforms.views import MEAN, STD, ViewSettings
 from snclr.errors import UserError
 from snclr.explorer.explorer import Explorer, ImageRef, encode_image
-from snclr.explorer.opened_run import OpenedRun, to_pixels
+from snclr.explorer.opened_run import OpenedRun
+from snclr.runtime.settings import describe
 
 MAX_EPOCHS = 12
-SLIDERS = {
-    "crop_min": "smallest area of a crop, as a share of the image", "crop_max": "largest area of a crop",
-    "flip": "probability of a horizontal flip", "jitter": "probability of color jitter",
-    "brightness": "range of the brightness factor", "contrast": "range of the contrast factor",
-    "saturation": "range of the saturation factor", "hue": "largest hue shift",
-    "grayscale": "probability of grayscale", "blur": "probability of blur", "solarize": "probability of solarization",
-    "randaugment": "probability of each RandAugment operation",
-}  # fmt: skip
+SLIDERS = {name: setting.help for name, setting in describe(ViewSettings).items() if setting.types == (float,)}
 """Settings of a view with a slider, and their meaning."""
 
 
@@ -35,21 +30,21 @@ def settings(run: OpenedRun) -> dict[str, Any]:
             {"name": name, "limit": 0.5 if name == "hue" else 1.0, "help": text} for name, text in SLIDERS.items()
         ],
         "seed": run.seed,
-        "epochs": run.epochs,
         "name": None if run.config is None else run.config.views,
         "crop_min": None if run.config is None else run.config.crop_min,
     }
 
 
 def views(
-    explorer: Explorer, run: OpenedRun, ref: ImageRef, *, seed: int, epoch: int, count: int = 6,
+    explorer: Explorer, run: OpenedRun, ref: ImageRef, seed: int | None = None, epoch: int = 0, count: int = 6,
     changes: tuple[dict[str, float], dict[str, float]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return both views of an image in `count` epochs from `epoch` on, as data URIs, with their cosines.
 
-    Without `changes` these are exactly the views of training with this seed. `image` is the cosine of a view to the
-    center crop, `pair` that of the two views of an epoch, all by encoder features.
+    Without `changes` these are exactly the views of training with this seed. By encoder features, the cosine of a view
+    is that to the center crop, and the cosine of an epoch that of its two views.
     """
+    seed = run.seed if seed is None else seed
     if ref.set == "queries":
         raise UserError("views belong to an image of the dataset: its id is part of their randomness")
     if not (1 <= count <= MAX_EPOCHS and epoch >= 0 and 0 <= seed < 2**32):
@@ -68,16 +63,12 @@ def views(
     to_image = (features[1:] @ features[0]).tolist()
     pairs = (features[1::2] * features[2::2]).sum(dim=1).tolist()
     images = [_data_uri(view[0]) for view in batch]
+    shown = [{"image": image, "cosine": cosine} for image, cosine in zip(images[1:], to_image, strict=True)]
     return {
         "query": explorer.describe(ref),
         "center": images[0],
         "epochs": [
-            {
-                "epoch": epoch + n,
-                "views": [{"image": images[1 + 2 * n + v], "cosine": to_image[2 * n + v]} for v in (0, 1)],
-                "cosine": pairs[n],
-            }
-            for n in range(count)
+            {"epoch": epoch + n, "views": shown[2 * n : 2 * n + 2], "cosine": cosine} for n, cosine in enumerate(pairs)
         ],
         "mean_pair": sum(pairs) / len(pairs),
         "mean_image": sum(to_image) / len(to_image),
@@ -99,5 +90,8 @@ def parse_changes(values: Mapping[str, str]) -> tuple[dict[str, float], dict[str
 
 
 def _data_uri(view: torch.Tensor) -> str:
-    data, kind = encode_image(to_pixels(view), 256)
+    """Undo the normalization of a view (3, S, S) and return the image as a data URI."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    pixels = (view.cpu() * std + mean).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0)
+    data, kind = encode_image(pixels.numpy(), 256)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"

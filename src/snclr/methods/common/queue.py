@@ -31,6 +31,10 @@ class Neighbors:
         """(N, K), False where there were fewer than K candidates."""
         return self.index >= 0
 
+    def nearest(self, k: int) -> Neighbors:
+        """Return the first k neighbors of each query."""
+        return self if k >= self.index.shape[1] else Neighbors(self.index[:, :k], self.similarity[:, :k])
+
     def keep(self, kept: Tensor) -> Neighbors:
         """Return the neighbors with those missing that are False in `kept` (N, K)."""
         return Neighbors(self.index.where(kept, -1), self.similarity.where(kept, -torch.inf))

@@ -17,24 +17,22 @@ x2, nine patches of x2 ── momentum encoder ── … ── momentum MLPs �
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from snclr.distributed.collectives import all_gather
-from snclr.methods.base import MomentumMethod, StepOutput
-from snclr.methods.common.batch_norm import keep_running_statistics
+from snclr.errors import UserError
+from snclr.methods.base import MomentumMethod, StepOutput, Views
 from snclr.methods.common.ema import momentum_copy
 from snclr.methods.common.features import autocast_disabled, l2_normalize
-from snclr.methods.common.grid import PATCHES, Concatenate, cut_grid
 from snclr.methods.common.queue import NeighborQueue
-from snclr.methods.common.stages import stage_features, stage_widths
 from snclr.methods.config import DetCoConfig
+from snclr.methods.jigsaw.patches import PATCHES, Concatenate, cut_grid, keep_running_statistics
 from snclr.methods.mocov2 import queue_loss
 
-STAGE_WEIGHTS = (0.1, 0.4, 0.7, 1.0)
-"""Weights of res2 to res5 in the loss."""
+STAGE_WEIGHTS = {"layer1": 0.1, "layer2": 0.4, "layer3": 0.7, "layer4": 1.0}
+"""Weights of res2 to res5 in the loss, by the names of torchvision and timm."""
 
 
 class DetCo(MomentumMethod):
@@ -49,7 +47,7 @@ class DetCo(MomentumMethod):
     projector_bn = False  # as in MoCo v2
 
     def __init__(self, encoder: nn.Module, num_features: int, config: DetCoConfig, *, seed: int) -> None:
-        widths = stage_widths(encoder, "detco")
+        widths = stage_widths(encoder)
         super().__init__(encoder, num_features, config)
         self.seed = seed
         self.stage_projectors = nn.ModuleList(self.build_projector(width) for width in widths[:-1])
@@ -61,7 +59,7 @@ class DetCo(MomentumMethod):
         self.stage_queues = nn.ModuleList(self.build_queue() for _ in widths[:-1])
         self.patch_queues = nn.ModuleList(self.build_queue() for _ in widths)
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the weighted sum over the stages, view 1 to view 2."""
         patches = [
             cut_grid(view, ids, seed=self.seed, epoch=epoch, view=number) for number, view in enumerate(views[:2])
@@ -73,7 +71,7 @@ class DetCo(MomentumMethod):
         loss = torch.zeros((), device=ids.device)
         with autocast_disabled(queries[0][0]):
             for (q_g, q_l), (k_g, k_l), queues, weight in zip(
-                queries, keys, self._queues(), STAGE_WEIGHTS, strict=True
+                queries, keys, self._queues(), STAGE_WEIGHTS.values(), strict=True
             ):
                 n_g, n_l = (queue.candidates.to(q_g.dtype) for queue in queues)
                 terms = [
@@ -108,3 +106,37 @@ class DetCo(MomentumMethod):
         """Push the keys of each queue."""
         for queue, key in zip((queue for pair in self._queues() for queue in pair), keys, strict=True):
             queue.push(key, ids)
+
+
+def stage_features(encoder: nn.Module, images: Tensor) -> list[Tensor]:
+    """Return the average-pooled features (N, C_i) of the four stages; those of the last equal the encoder's output.
+
+    torchvision's `create_feature_extractor` traces the encoder once, and batch norms that are replaced later
+    (synchronized ones) are not in the trace; timm's `features_only` builds another model. Both libraries' ResNets are a
+    chain of children up to the last stage.
+    """
+    features, x = [], images
+    for name, child in encoder.named_children():
+        x = child(x)
+        if name in STAGE_WEIGHTS:
+            features.append(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        if len(features) == len(STAGE_WEIGHTS):
+            break
+    return features
+
+
+def stage_widths(encoder: nn.Module) -> list[int]:
+    """Return the channels of the four stages; raise UserError if the encoder is not a ResNet."""
+    from timm.models.resnet import ResNet as TimmResNet
+    from torchvision.models.resnet import ResNet
+
+    if not isinstance(encoder, (ResNet, TimmResNet)):
+        raise UserError(
+            f"method detco compares the four stages of a ResNet; {type(encoder).__name__} has none. Choose a ResNet"
+            " such as --encoder resnet50."
+        )
+    training = encoder.training
+    with torch.no_grad():  # in eval mode the batch norms stay as they are
+        widths = [part.shape[1] for part in stage_features(encoder.eval(), torch.zeros(1, 3, 32, 32))]
+    encoder.train(training)
+    return widths

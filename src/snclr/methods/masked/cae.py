@@ -4,7 +4,7 @@ Chen et al.: "Context Autoencoder for Self-Supervised Representation Learning", 
 prediction of the masked patches plus `alignment_weight` times the mean squared error between predicted features and
 those that the encoder itself computes from the masked patches alone, without gradient. The paper predicts the tokens
 of DALL-E's tokenizer; the default here is MAE's normalized pixels, since no external weights are needed. `tokenizer`
-predicts the tokens of a codebook by cross-entropy. Encoder and masks are those of lightly and `masks.py`.
+predicts the tokens of a codebook by cross-entropy. The masked encoder is lightly's.
 
 x ── visible patches ── encoder ┐
                                 ├ regressor ── features ── decoder ── linear ── MSE with pixels, or cross-entropy
@@ -14,7 +14,6 @@ x ── masked patches ── encoder, no gradient ─────────�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,16 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snclr.methods.base import StepOutput
+from snclr.errors import UserError
+from snclr.methods.base import StepOutput, Views
 from snclr.methods.common.features import at_least_float32, autocast_disabled
 from snclr.methods.config import CAEConfig
-from snclr.methods.masked.base import MaskedMethod
-from snclr.methods.masked.codebook import read_codebook
-from snclr.methods.masked.masks import PatchMask, block_masks
+from snclr.methods.masked.base import MaskedMethod, PatchMask, block_masks
 
 LAYER_SCALE = 0.1
 """Initial scale of the branches of regressor and decoder, the authors' for ViT-B."""
 _Norm = partial(nn.LayerNorm, eps=1e-6)
+_HELP = "The documentation page All methods, section CAE, describes the file."
 
 
 class RegressorBlock(nn.Module):
@@ -88,7 +87,7 @@ class CAE(MaskedMethod):
             part.apply(init_weights)
             part.apply(_init_attention)
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of the first view: prediction of the masked patches, and alignment of their features."""
         images = views[0]
         mask = block_masks(self.seed, epoch, ids, self.grid, self.visible)
@@ -97,7 +96,7 @@ class CAE(MaskedMethod):
         tokens = self.encode_patches(images, mask.visible)
         predicted, features = self.predict_masked(self.last_norm(tokens[:, self.prefix_tokens :]), mask)
         with autocast_disabled(predicted):
-            prediction = self.prediction_loss(at_least_float32(predicted), self.pixels(images, mask.masked))
+            prediction = self.prediction_loss(at_least_float32(predicted), images, mask.masked)
             alignment = F.mse_loss(at_least_float32(features), at_least_float32(target))
             loss = prediction + self.config.alignment_weight * alignment
         return StepOutput(loss=loss, features=self.pooled(tokens))
@@ -111,13 +110,12 @@ class CAE(MaskedMethod):
         features = self.regressor_norm(x)
         return self.decoder(features + positions), features
 
-    def prediction_loss(self, predicted: Tensor, pixels: Tensor) -> Tensor:
-        """Return the squared error of the pixels, or the cross-entropy of the tokens with a tokenizer."""
-        from lightly.models.utils import normalize_mean_var
-
-        if self.tokenizer is not None:
-            return F.cross_entropy(predicted.flatten(0, 1), self.tokenizer(pixels).flatten())
-        return F.mse_loss(predicted, normalize_mean_var(pixels) if self.config.normalize_pixels else pixels)
+    def prediction_loss(self, predicted: Tensor, images: Tensor, masked: Tensor) -> Tensor:
+        """Return the squared error of the masked pixels, or the cross-entropy of their tokens with a tokenizer."""
+        if self.tokenizer is None:
+            return F.mse_loss(predicted, self.pixels(images, masked, normalize=self.config.normalize_pixels))
+        tokens = self.tokenizer(self.pixels(images, masked, normalize=False))
+        return F.cross_entropy(predicted.flatten(0, 1), tokens.flatten())
 
 
 @torch.no_grad()
@@ -126,3 +124,59 @@ def _init_attention(module: nn.Module) -> None:
     if isinstance(module, nn.MultiheadAttention):
         for part in module.in_proj_weight.chunk(3):
             nn.init.xavier_uniform_(part)
+
+
+class PatchCodebook(nn.Module):
+    """A tokenizer of patches that is data and no code: the token of a patch is the number of the nearest code.
+
+    It has codes (V, D) and an optional linear projection (p · p · 3, D) of the pixels; D is p · p · 3 without it. They
+    are part of the checkpoint, so that a resumed run does not depend on the content of the file.
+    """
+
+    codebook: Tensor
+    projection: Tensor | None
+
+    def __init__(self, codebook: Tensor, projection: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("codebook", codebook)
+        self.register_buffer("projection", projection)
+
+    @torch.no_grad()
+    def forward(self, patches: Tensor) -> Tensor:
+        """Return the tokens (…) of patches (…, p · p · 3): the nearest code by Euclidean distance, the first of equals.
+
+        >>> PatchCodebook(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))(torch.tensor([[0.2, 0.1], [0.9, 0.8]]))
+        tensor([0, 1])
+        """
+        features = patches if self.projection is None else patches @ self.projection.to(patches.dtype)
+        codes = self.codebook.to(features.dtype)
+        return (codes.square().sum(dim=1) - 2 * features @ codes.T).argmin(dim=-1)
+
+
+def read_codebook(path: str, width: int) -> PatchCodebook:
+    """Read `codebook` and, if it is there, `projection` from a safetensors file for patches of `width` numbers."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"the tokenizer {path} cannot be read as safetensors ({error}). {_HELP}") from error
+    codebook, projection = tensors.get("codebook"), tensors.get("projection")
+    if codebook is None or not tensors.keys() <= {"codebook", "projection"}:
+        raise UserError(
+            f"the tokenizer {path} has the tensors {', '.join(sorted(tensors)) or 'none'}; it needs codebook and may"
+            f" have projection. {_HELP}"
+        )
+    columns = width if projection is None else projection.shape[-1]
+    fits = codebook.ndim == 2 and len(codebook) >= 2 and codebook.shape[1] == columns
+    if not fits or (projection is not None and projection.shape != (width, columns)):
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise UserError(
+            f"the tokenizer {path} has {shapes}, which does not fit patches of {width} numbers: needed are projection"
+            f" ({width}, D) and codebook (V, D), or codebook (V, {width}), with V of at least 2."
+        )
+    found = [tensor for tensor in (codebook, projection) if tensor is not None]
+    if not all(tensor.is_floating_point() and bool(tensor.isfinite().all()) for tensor in found):
+        raise UserError(f"the tokenizer {path} has values that are not finite numbers. {_HELP}")
+    return PatchCodebook(codebook.float(), None if projection is None else projection.float())

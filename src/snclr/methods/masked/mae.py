@@ -12,16 +12,13 @@ x ── visible patches ── encoder ── linear ┐
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from snclr.errors import UserError
-from snclr.methods.base import StepOutput
+from snclr.methods.base import StepOutput, Views
 from snclr.methods.common.features import at_least_float32, autocast_disabled
 from snclr.methods.config import MAEConfig
-from snclr.methods.masked.base import MaskedMethod
-from snclr.methods.masked.masks import PatchMask, random_masks
+from snclr.methods.masked.base import MaskedMethod, PatchMask, random_masks
 
 
 class MAE(MaskedMethod):
@@ -49,18 +46,14 @@ class MAE(MaskedMethod):
         self.decoder_embed.apply(init_weights)
         self.decoder_head.apply(init_weights)
 
-    def forward(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
+    def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the mean squared error of the masked patches of the first view."""
-        from lightly.models.utils import normalize_mean_var
-
         images = views[0]
         mask = random_masks(self.seed, epoch, ids, self.patches, self.visible)
         tokens = self.encode_patches(images, mask.visible)
         predicted = self.decode(self.last_norm(tokens), mask)
         with autocast_disabled(predicted):
-            target = self.pixels(images, mask.masked)
-            if self.config.normalize_pixels:
-                target = normalize_mean_var(target)
+            target = self.pixels(images, mask.masked, normalize=self.config.normalize_pixels)
             loss = (at_least_float32(predicted) - target).square().mean()
         return StepOutput(loss=loss, features=self.pooled(tokens))
 

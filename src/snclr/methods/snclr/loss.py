@@ -1,4 +1,4 @@
-"""SNCLR's equations: positiveness (Eq. 4) and soft-neighbor loss (Eq. 2); Eq. 1 is `common/contrastive.py`.
+"""SNCLR's equations: contrastive loss (Eq. 1, also of MoCo v3), soft-neighbor loss (Eq. 2) and positiveness (Eq. 4).
 
 "Soft Neighbors are Positive Supporters in Contrastive Visual Representation Learning", ICLR 2023. The functions take
 tensors only; `SoftNeighborLoss` adds the queue and works in any training loop.
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
 from snclr.methods.common import kernels
-from snclr.methods.common.contrastive import reduce_rows
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.kernels import Keys
 from snclr.methods.common.queue import NeighborQueue, Neighbors, Pairs
@@ -35,6 +34,25 @@ FORMS = typing.get_args(LossForm)
 SIDES = typing.get_args(Sides)
 PULL_MARGIN = 1.1
 """Factor by which `pulling_weights` exceeds the weight at which pull turns into push."""
+
+
+def contrastive_loss(
+    z1: Tensor, y2: Tensor, *, tau: float = 0.2, batch_y2: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Eq. 1: −log [ exp(z1·y2/τ) / Σ_m exp(z1·y2_m/τ) ], InfoNCE with the other y2 of the batch as negatives.
+
+    All features are L2-normalized rows (N, D). `batch_y2` (B, D) is y2 of all ranks, this rank's rows included; default
+    y2.
+    """
+    keys = Keys(y2 if batch_y2 is None else batch_y2)
+    return reduce_rows(kernels.logsumexp(z1, [keys], tau) - (z1 * y2).sum(dim=1) / tau, reduction)
+
+
+def reduce_rows(loss: Tensor, reduction: str) -> Tensor:
+    """Return the mean of the losses of the rows (N,), or the losses themselves."""
+    if reduction not in ("mean", "none"):
+        raise UserError(f"reduction must be 'mean' or 'none', not {reduction!r}")
+    return loss.mean() if reduction == "mean" else loss
 
 
 def positiveness(
@@ -128,11 +146,9 @@ def neighbor_logits(
     positive_logit = (z1 * y2).sum(dim=1, keepdim=True) / tau  # i = 0
     mask = index >= 0
     if sides == "neither" or len(candidates) == 0:
-        neighbor_logit = positive_logit.detach().new_full(index.shape, -torch.inf)
+        missing = positive_logit.new_full(index.shape, -torch.inf)
         denominator = kernels.logsumexp(z1, keys, tau)
-        return NeighborLogits(
-            positive_logit, neighbor_logit, torch.zeros_like(neighbor_logit), denominator, denominator.detach()
-        )
+        return NeighborLogits(positive_logit, missing, torch.zeros_like(missing), denominator, denominator.detach())
 
     neighbors = candidates[index.clamp(min=0)].to(z1.dtype)  # (N, K, D)
     neighbor_logit = torch.einsum("nd,nkd->nk", z1, neighbors) / tau  # i = 1..K
@@ -245,8 +261,7 @@ class SoftNeighborLoss(nn.Module):
         )
         self.queue = NeighborQueue(queue_length, dim, dtype=queue_dtype, search_dim=search_dim)
         learned = self.config.attention == "linear"
-        self.f1 = _identity_linear(dim) if learned else nn.Identity()
-        self.f2 = _identity_linear(dim) if learned else nn.Identity()
+        self.f1, self.f2 = (_identity_linear(dim) if learned else nn.Identity() for _ in range(2))
 
     @property
     def raises_weights(self) -> bool:
@@ -314,30 +329,26 @@ class SoftNeighborLoss(nn.Module):
             batch_y2=all_gather(y2), batch_index=all_gather(index), same_view=extra_negatives,
         )  # fmt: skip
 
-    def search(self, query: Tensor, ids: Tensor, *, own_entries: Pairs | None = None) -> Neighbors:
-        """Return the K nearest entries of the queue for each feature (N, D) of images `ids` (N,) (Eq. 3).
+    def search(
+        self, query: Tensor, ids: Tensor, *, k: int | None = None, own_entries: Pairs | None = None
+    ) -> Neighbors:
+        """Return the k (default K) nearest entries of the queue for each feature (N, D) of images `ids` (N,) (Eq. 3).
 
         `own_entries` is `queue.own_entries(ids)` if it is known, for a search without unique neighbors.
         """
         with autocast_disabled(query):
             c = self.config
             return self.queue.search(
-                l2_normalize(query), c.neighbors, ids, unique=c.unique_neighbors, exclude=own_entries
+                l2_normalize(query), k or c.neighbors, ids, unique=c.unique_neighbors, exclude=own_entries
             )
 
-    def positiveness(
-        self, y1: Tensor, neighbors: Tensor, mask: Tensor, *, gamma: float | Literal["max", "pull"] | None = None
-    ) -> Tensor:
-        """Return w (N, K) of y1 (N, D) and neighbors (N, K, D) with this loss's settings, f1 and f2 (Eq. 4).
-
-        `gamma` replaces the setting of that name.
-        """
+    def positiveness(self, y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
+        """Return w (N, K) of y1 (N, D) and neighbors (N, K, D) with this loss's settings, f1 and f2 (Eq. 4)."""
         c = self.config
         if c.neighbor_weights == "hard":
             return mask.to(y1.dtype)
-        gamma = c.gamma if gamma is None else gamma
-        if gamma == "pull":  # `weighted_loss` raises the weights when the logits are known
-            gamma = 1.0
+        # With "pull", `weighted_loss` raises the weights when the logits are known.
+        gamma = 1.0 if c.gamma == "pull" else c.gamma
         return positiveness(self.f1(y1), self.f2(neighbors), mask, gamma=gamma, temperature=c.attention_temperature)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import Losses, StepOutput, TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
+from snclr.methods.common.gate import NEAREST, AgreementGate
 from snclr.methods.common.queue import NeighborQueue, Neighbors, also_found
 from snclr.methods.config import SNCLRConfig
 from snclr.methods.snclr.loss import SoftNeighborLoss, SoftNeighborOutput
@@ -36,6 +37,9 @@ class SNCLR(TwoWayMethod):
         self.criterion = SoftNeighborLoss(
             config.dim, config.queue_length, config, queue_dtype=queue_dtype, search_dim=search_dim
         )
+        self._to_count: tuple[Tensor, Tensor, int] | None = None  # the arguments of `gate.add`
+        has_gate = config.min_agreement > 0 and config.search_view == "augmented"
+        self.gate = AgreementGate(config.min_agreement) if has_gate else None
 
     @property
     def queue(self) -> NeighborQueue:  # type: ignore[override]  # part of the criterion, so read-only
@@ -55,19 +59,24 @@ class SNCLR(TwoWayMethod):
         target, search = self._target_features(views)
         found_ids: list[Tensor] = []
         if c.search_view == "plain":
-            used = [self.criterion.search(search[2], ids)] * 2
+            neighbors = [self.criterion.search(search[2], ids)] * 2
         else:
             own = None if c.unique_neighbors else self.queue.own_entries(ids)
-            used = [self.criterion.search(search[b], ids, own_entries=own) for b in (1, 0)]
-            found_ids = [self.queue.ids_and_ages(neighbors)[0] for neighbors in used]
+            k = c.neighbors if self.gate is None else max(c.neighbors, NEAREST)
+            found = [self.criterion.search(search[view], ids, k=k, own_entries=own) for view in (0, 1)]
+            found_ids = [self.queue.ids_and_ages(of_view)[0] for of_view in found]
+            neighbors = [of_view.nearest(c.neighbors) for of_view in found]
             if c.agreeing_neighbors:
-                used = [used[a].keep(also_found(found_ids[a], found_ids[1 - a])) for a in (0, 1)]
+                k_ids = [of_view[:, : c.neighbors] for of_view in found_ids]
+                neighbors = [neighbors[a].keep(also_found(k_ids[a], k_ids[1 - a])) for a in (0, 1)]
+        gate_is_open = self.gate is None or self.gate.is_open(epoch)
+        use_neighbors = gate_is_open and epoch >= c.neighbor_free_epochs
         outputs: list[SoftNeighborOutput] = []
-        for a, b in ((0, 1), (1, 0)):  # used[a] are the neighbors of view b
-            use_neighbors = epoch >= c.neighbor_free_epochs
-            output = self.direction(views[a], target[b], used[a], target[a], use_neighbors)
+        for a, b in ((0, 1), (1, 0)):
+            output = self.direction(views[a], target[b], neighbors[b], target[a], use_neighbors)
             yield output.loss
             outputs.append(output._replace(loss=output.loss.detach()))
+        self._to_count = None if self.gate is None else (found_ids[1], found_ids[0], epoch)
         self._to_push = self._gather_to_push(target, search, ids)
         one_to_two, two_to_one = outputs
         neighbor_ids, neighbor_ages = self.queue.ids_and_ages(one_to_two.neighbors)
@@ -75,8 +84,8 @@ class SNCLR(TwoWayMethod):
             loss=one_to_two.loss + two_to_one.loss,
             features=l2_normalize(target[1]),
             neighbor_ids=neighbor_ids,
-            found_ids=found_ids[0] if found_ids else None,
-            other_found_ids=found_ids[1] if found_ids else None,
+            found_ids=found_ids[1] if found_ids else None,
+            other_found_ids=found_ids[0] if found_ids else None,
             neighbor_ages=neighbor_ages,
             similarity=one_to_two.neighbors.similarity,
             positiveness=one_to_two.w,
@@ -100,6 +109,12 @@ class SNCLR(TwoWayMethod):
             w = criterion.weights(y1, neighbors)
             logits = criterion.logits(z1, y2, neighbors.index, sides, same_view, all_gather)
             return criterion.combine(logits, w, neighbors, sides)
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Count the agreeing neighbors, then update the target network and the queue."""
+        if self.gate is not None and self._to_count is not None:
+            self.gate.add(*self._to_count)
+        super().after_step(step, total_steps)
 
     def disable_compile(self) -> None:
         """Exclude the logits, whose shapes depend on the selected neighbors."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from snclr.errors import count
 from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
 
 # The colorblind-safe palette of Okabe and Ito without yellow, which is too light on white.
@@ -19,6 +21,7 @@ _TITLES = {
     "finetune10": "10 % labels top-1 (%)", "AP_bb": "box AP (%)", "AP_mk": "mask AP (%)",
 }  # fmt: skip
 _SERIES_TITLES = {"neighbor_purity": "neighbor purity (%)", "queue_knn": "kNN within the queue (%)"}
+_REFERENCE_LINE: Mapping[str, Any] = {"color": FAINT, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
 _CHARACTERS_PER_INCH = 11  # of a title
 
 
@@ -35,10 +38,11 @@ def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
     rows = [row for row in table["rows"] if any(name in row for name, _, _ in panels)]
     if not rows:
         return False
-    reference, rows = table["rows"][0], _best_first(rows, panels[0][0], lowest=table["kind"] == "cost")
+    first, sign = panels[0][0], 1.0 if table["kind"] == "cost" else -1.0
+    rows.sort(key=lambda row: sign * row[first]["mean"] if first in row else math.inf)
     figure, axes = _panels(len(panels), height=1.55 + 0.42 * len(rows))
     for number, (axis, (name, title, scale)) in enumerate(zip(axes, panels, strict=True)):
-        _draw_reference(axis, reference, name, scale)
+        _draw_reference(axis, table["rows"][0], name, scale)
         _draw_seeds(axis, rows, name, scale)
         axis.set_xlabel(title, color=INK)
         axis.set_yticks(range(len(rows)), [row["label"] for row in rows] if number == 0 else [""] * len(rows))
@@ -52,18 +56,17 @@ def draw_neighbor_purity(
 ) -> bool:
     """Write neighbor purity over training (PNG); return False without a file if no run has labels.
 
-    `records` has the records of each row by seed. The band is ± one standard deviation over seeds.
+    `records` has the records of each row by seed. The band is ± one standard deviation over seeds, the dashed line the
+    chance level.
     """
     import numpy as np
 
     figure, axes = _panels(2, height=3.3, grid="both")
-    drawn = False
     for axis, (name, title) in zip(axes, _SERIES_TITLES.items(), strict=True):
         for number, (row, by_seed) in enumerate(zip(study["rows"], records, strict=True)):
             curves = [curve for record in by_seed.values() if len((curve := _curve(record, name))[0]) > 1]
             if not curves:
                 continue
-            drawn = True
             epochs = np.linspace(max(c[0][0] for c in curves), min(c[0][-1] for c in curves), 100)
             values = 100 * np.stack([np.interp(epochs, *curve) for curve in curves])
             mean = values.mean(0)
@@ -74,17 +77,19 @@ def draw_neighbor_purity(
                 axis.fill_between(epochs, mean - sd, mean + sd, color=color, alpha=0.15, linewidth=0)
         axis.set_xlabel("epoch", color=INK)
         axis.set_ylabel(title, color=INK)
-    if drawn:
-        data = study["title"].partition(": ")[0]
-        seeds = "1 seed" if len(study["seeds"]) == 1 else f"mean ± standard deviation of {len(study['seeds'])} seeds"
-        _finish(figure, axes[0], f"Neighbors during training on {data}, {seeds}", path)
-    return drawn
-
-
-def _best_first(rows: Sequence[Mapping[str, Any]], name: str, *, lowest: bool) -> list[Mapping[str, Any]]:
-    """Sort rows by their mean, highest first or lowest first; rows without a value come last."""
-    sign = 1.0 if lowest else -1.0
-    return sorted(rows, key=lambda row: sign * row[name]["mean"] if name in row else float("inf"))
+        axis.set_ylim(bottom=0)
+        if axis.lines and (chance := study.get("chance", {}).get(name)) is not None:
+            axis.axhline(100 * chance, **_REFERENCE_LINE)
+            axis.text(
+                1, 100 * chance, f"chance {chance:.1%}", transform=axis.get_yaxis_transform(), ha="right", va="bottom",
+                fontsize=8, color=FAINT,
+            )  # fmt: skip
+    if not any(axis.lines for axis in axes):
+        return False
+    data = study["title"].partition(": ")[0]
+    seeds = "1 seed" if len(study["seeds"]) == 1 else f"mean ± standard deviation of {len(study['seeds'])} seeds"
+    _finish(figure, axes[0], f"Neighbors during training on {data}, {seeds}", path)
+    return True
 
 
 def _heading(table: Mapping[str, Any]) -> str:
@@ -96,8 +101,7 @@ def _heading(table: Mapping[str, Any]) -> str:
     if not set(table["metrics"]) <= {"knn", "linear"}:
         return table["title"]
     what = " and ".join("kNN" if metric == "knn" else metric for metric in table["metrics"])
-    seeds = len(table["seeds"])
-    return f"{what} accuracy on {data}: {topic}, {seeds} seed{'s' * (seeds > 1)}"
+    return f"{what} accuracy on {data}: {topic}, {count(len(table['seeds']), 'seed')}"
 
 
 def _draw_reference(axis: Any, row: Mapping[str, Any], name: str, scale: float) -> None:
@@ -105,7 +109,7 @@ def _draw_reference(axis: Any, row: Mapping[str, Any], name: str, scale: float) 
     if name not in row:
         return
     x = scale * row[name]["mean"]
-    axis.axvline(x, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    axis.axvline(x, **_REFERENCE_LINE)
     axis.text(
         x, 1.01, f"reference: {row['label']}", transform=axis.get_xaxis_transform(), ha="center", va="bottom",
         fontsize=8, color=FAINT, parse_math=False,
@@ -116,20 +120,17 @@ def _draw_seeds(axis: Any, rows: Sequence[Mapping[str, Any]], name: str, scale: 
     """Draw one line of points per row, with mean and standard deviation if a row has several seeds."""
     seeds = sorted({seed for row in rows for seed in row["seeds"]})
     for number, seed in enumerate(seeds):
-        drawn = [
-            (y, row[name]["by_seed"]) for y, row in enumerate(rows) if seed in row.get(name, {}).get("by_seed", {})
-        ]
-        x, y = [scale * by_seed[seed] for _, by_seed in drawn], [y + 0.16 for y, _ in drawn]
+        x = [scale * row.get(name, {}).get("by_seed", {}).get(seed, math.nan) for row in rows]
+        y = [y + 0.16 for y in range(len(rows))]
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
         axis.scatter(x, y, s=20, marker=marker, color=color, zorder=3, label=f"seed {seed}")
     summaries = [(y, row[name]) for y, row in enumerate(rows) if row.get(name, {}).get("sd") is not None]
-    if not summaries:
-        return
-    axis.errorbar(
-        [scale * summary["mean"] for _, summary in summaries], [y - 0.12 for y, _ in summaries],
-        xerr=[scale * summary["sd"] for _, summary in summaries], fmt="|", color=INK, markersize=11,
-        capsize=3, linewidth=1.4, zorder=4, label="mean ± standard deviation",
-    )  # fmt: skip
+    if summaries:
+        axis.errorbar(
+            [scale * summary["mean"] for _, summary in summaries], [y - 0.12 for y, _ in summaries],
+            xerr=[scale * summary["sd"] for _, summary in summaries], fmt="|", color=INK, markersize=11,
+            capsize=3, linewidth=1.4, zorder=4, label="mean ± standard deviation",
+        )  # fmt: skip
 
 
 def _curve(record: Mapping[str, Any], name: str) -> tuple[list[float], list[float]]:

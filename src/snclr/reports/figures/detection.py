@@ -19,7 +19,7 @@ from snclr.evaluation.detection.scoring import Detection
 from snclr.reports.figures.drawing import FAINT, INK, PALETTE, new_figure, save_png
 from snclr.reports.text import visible
 
-_PAIRS_PER_ROW = 2
+_COLUMNS = 4
 _MASK_OPACITY = 0.45
 
 
@@ -33,14 +33,8 @@ class DrawnObject:
     mask: npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class DrawnImage:
-    """An image with its annotated and predicted objects."""
-
-    key: str
-    image: RGBImage
-    annotated: Sequence[DrawnObject]
-    predicted: Sequence[DrawnObject]
+Panel = tuple[str, RGBImage, Sequence[DrawnObject]]
+"""Heading, image and objects of one plot."""
 
 
 def draw_predictions(
@@ -50,27 +44,23 @@ def draw_predictions(
     """Draw `count` images, evenly spaced over the dataset, with their detections; return their indices."""
     usable = [index for index in range(len(coco)) if index not in leave_out]
     chosen = usable if len(usable) <= count else [usable[i * len(usable) // count] for i in range(count)]
-    draw_detections([_collect(coco, detections, index, score) for index in chosen], path, title=title, score=score)
+    draw_panels([panel for index in chosen for panel in _panels_of(coco, detections, index, score)], path, title=title)
     return chosen
 
 
-def draw_detections(images: Sequence[DrawnImage], path: Path | str, *, title: str, score: float) -> None:
-    """Write the figure to `path` (PNG); `score` is the threshold named in the heading of the predictions."""
-    pairs = min(_PAIRS_PER_ROW, len(images))
-    rows = -(-len(images) // pairs)
-    tallest = max(len(one.image) / one.image.shape[1] for one in images)
-    figure = new_figure(8.6 * pairs, 0.5 + rows * (4.2 * tallest + 0.6), dpi=100, layout="constrained")
+def draw_panels(panels: Sequence[Panel], path: Path | str, *, title: str) -> None:
+    """Write the figure to `path` (PNG), with up to four panels per row."""
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    tallest = max(len(image) / image.shape[1] for _, image, _ in panels)
+    figure = new_figure(4.3 * columns, 0.5 + rows * (4.2 * tallest + 0.6), dpi=100, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, parse_math=False)
-    axes = figure.subplots(rows, 2 * pairs, squeeze=False).ravel()
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.set_axis_off()
-    for one, left, right in zip(images, axes[::2], axes[1::2], strict=False):
-        for axis, heading, objects in (
-            (left, f"{visible(one.key, 40)}: annotated ({len(one.annotated)})", one.annotated),
-            (right, f"predicted ({len(one.predicted)} with score ≥ {score:g})", one.predicted),
-        ):
-            axis.set_title(heading, loc="left", fontsize=10, color=FAINT, parse_math=False)
-            _draw_objects(axis, one.image, objects)
+    for axis, (heading, image, objects) in zip(axes, panels, strict=False):
+        axis.set_title(heading, loc="left", fontsize=10, color=FAINT, parse_math=False)
+        _draw_objects(axis, image, objects)
     save_png(figure, path)
 
 
@@ -101,8 +91,8 @@ def _draw_objects(axis: Any, image: RGBImage, objects: Sequence[DrawnObject]) ->
         )  # fmt: skip
 
 
-def _collect(coco: CocoSet, detections: Sequence[Detection], index: int, score: float) -> DrawnImage:
-    """Load an image with its annotations and its detections of at least `score`, by decreasing score."""
+def _panels_of(coco: CocoSet, detections: Sequence[Detection], index: int, score: float) -> tuple[Panel, Panel]:
+    """Load an image with its annotations, and with its detections of at least `score`, by decreasing score."""
     image = coco.images[index]
     size = (image.width, image.height)
     names = list(coco.categories.values())
@@ -115,4 +105,6 @@ def _collect(coco: CocoSet, detections: Sequence[Detection], index: int, score: 
         for d in sorted(detections, key=lambda d: -d.score)
         if d.image == index and d.score >= score
     ]
-    return DrawnImage(image.name, load_image(coco, index), annotated, predicted)
+    pixels = load_image(coco, index)
+    heading = f"{visible(image.name, 40)}: annotated ({len(annotated)})"
+    return (heading, pixels, annotated), (f"predicted ({len(predicted)} with score ≥ {score:g})", pixels, predicted)

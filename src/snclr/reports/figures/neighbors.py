@@ -1,4 +1,4 @@
-"""The paper's neighbor figure: one query per row, followed by its nearest neighbors with their positiveness w."""
+"""Neighbors as figures: the paper's, of queries with their neighbors and w, and that of the loss of one image."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from snclr.data.decode import RGBImage, load_or_none
-from snclr.evaluation.results import NeighborRow
-from snclr.reports.figures.drawing import EDGE_COLORS, FAINT, image_grid, save_png, show_image
+from snclr.evaluation.results import ExplainedTerm, Explanation, NeighborRow
+from snclr.reports.figures.drawing import EDGE_COLORS, FAINT, GRID, image_grid, save_png, show_image
 from snclr.reports.text import visible
 
+_TERMS_PER_ROW = 6
 LoadImage = Callable[[int], RGBImage]
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
@@ -29,6 +30,8 @@ def draw_neighbors(
     `show` selects the number under each neighbor. Edges are green for the query's class, red for another class and
     gray for an unknown one.
     """
+    from matplotlib.patches import Patch
+
     columns = max(1, *(len(row.neighbors) for row in rows))
     figure, axes = image_grid(len(rows), columns + 1, title=title or "")
     for column, axis in enumerate(axes[0]):
@@ -43,13 +46,35 @@ def draw_neighbors(
             image = load_or_none(load_candidate, neighbor.index)
             show_image(axis, image, caption, edge=EDGE_COLORS[neighbor.same_class])
     if any(neighbor.same_class is not None for row in rows for neighbor in row.neighbors):
-        _draw_legend(figure)
+        edges = {True: "same class as the input", False: "another class"}
+        handles = [
+            Patch(facecolor="white", edgecolor=EDGE_COLORS[same], linewidth=2, label=edges[same]) for same in edges
+        ]
+        figure.legend(handles=handles, loc="lower left", ncols=2, frameon=False, fontsize=9)
     save_png(figure, path)
 
 
-def _draw_legend(figure: object) -> None:
-    from matplotlib.patches import Patch
+def draw_explanation(
+    explanation: Explanation, load: Callable[[ExplainedTerm], RGBImage | None], path: Path | str
+) -> None:
+    """Write an image and its neighbors in the loss, each with cosine, w, p and its share of the loss as a bar.
 
-    edges = {True: "same class as the input", False: "another class"}
-    handles = [Patch(facecolor="white", edgecolor=EDGE_COLORS[same], linewidth=2, label=edges[same]) for same in edges]
-    figure.legend(handles=handles, loc="lower left", ncols=2, frameon=False, fontsize=9)  # type: ignore[attr-defined]
+    `load` gives the image of a term, None if it cannot be read."""
+    query = explanation.terms[0]
+    title = f"loss {explanation.loss:.3f} of one direction, {explanation.form} form"
+    rows, columns = -(-len(explanation.terms) // _TERMS_PER_ROW), min(_TERMS_PER_ROW, len(explanation.terms))
+    figure, axes = image_grid(
+        rows, columns, side=1.9, caption=0.8, title=f"{title}; candidates: {explanation.candidates}"
+    )  # fmt: skip
+    for axis, term in zip(axes.flat, explanation.terms, strict=False):
+        if term is query:
+            edge, caption = None, f"the image (y2)\np = {term.p:.3f}   share {term.share:.1%}"
+        else:
+            edge = EDGE_COLORS[None if None in (query.label, term.label) else term.label == query.label]
+            caption = f"w = {term.w:.3f}   p = {term.p:.3f}\ncosine {term.cosine:.3f}   share {term.share:.1%}"
+        show_image(axis, load(term), caption, edge=edge)
+        axis.xaxis.labelpad = 16  # room for the bar
+        bar = axis.inset_axes((0, -0.1, 1, 0.04), xlim=(0, 1), xticks=[], yticks=[], facecolor=GRID)
+        bar.spines[:].set_visible(False)
+        bar.axvspan(0, term.share, color="#2f6fb3", linewidth=0)
+    save_png(figure, path)

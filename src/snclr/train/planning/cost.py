@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,8 +31,11 @@ WARMUP_STEPS = 3
 
 @contextlib.contextmanager
 def _short_training(settings: Mapping[str, Any], steps: int | None = None) -> Iterator[tuple[PretrainTask, Any]]:
-    """Build the task of a run without a run directory; yield it and its batches of `steps` steps, or of all."""
-    config = resolve({**settings, "out": "unused"})
+    """Build the task of a run without a run directory; yield it and its batches of `steps` steps, or of all.
+
+    If a loss is not finite, the images of the step are listed in a temporary folder.
+    """
+    config = resolve({**settings, "out": f"{tempfile.gettempdir()}/snclr-plan-{os.getpid()}"})
     task = build_task(config, launch_run(config))
     batches: Any = task.loader.batches(0, steps or task.total_steps)
     with (
@@ -48,9 +53,7 @@ def measure_cost(
 
     After `seconds`, the measurement ends with the first measured step; "steps" is the number of measured steps.
     """
-    durations: list[float] = []
-    ends: list[float] = []
-    cpu_ends: list[float] = []
+    measured: list[tuple[float, float, float]] = []  # seconds, end and CPU time of each step
     with (
         _short_training(settings, WARMUP_STEPS + steps) as (task, batches),
         Progress("measuring", WARMUP_STEPS + steps, unit="steps", quiet=quiet) as progress,
@@ -63,13 +66,13 @@ def measure_cost(
             task.training_step(batch)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            ends.append(time.perf_counter())
-            cpu_ends.append(time.process_time())
-            durations.append(ends[-1] - start)
+            end = time.perf_counter()
+            measured.append((end - start, end, time.process_time()))
             progress.update(1)
-            if sum(durations) > seconds and len(durations) > WARMUP_STEPS:
+            if sum(step[0] for step in measured) > seconds and len(measured) > WARMUP_STEPS:
                 progress.total = progress.done  # the bar is complete
                 break
+    durations, ends, cpu_ends = zip(*measured, strict=True)
     steps = len(durations) - WARMUP_STEPS
     return {
         "seconds_per_step": statistics.median_high(durations[WARMUP_STEPS:]),
@@ -107,15 +110,13 @@ def probe_neighbors(settings: Mapping[str, Any], *, minutes: float, quiet: bool 
             output, _, _ = task.training_step(batch)
             spent = (time.monotonic() - start) / (60 * minutes)
             if spent > 0.8 or step == task.total_steps:
-                found.append(health(output, labels, batch.ids, task.module.queue))
+                found.append(health(output, labels, batch.ids))
             progress.update(int(60 * minutes * min(1, spent)) - progress.done, values={"step": step})
             if spent > 1:
                 break
-    names = {name for values in found for name in values}
-    complete = step == task.total_steps
-    return {"steps": step, "complete": complete} | {
-        n: statistics.fmean(values[n] for values in found if n in values) for n in sorted(names)
-    }
+    names = sorted({name for values in found for name in values})
+    means = {name: statistics.fmean(values[name] for values in found if name in values) for name in names}
+    return {"steps": step, "complete": step == task.total_steps, **means}
 
 
 def peak_memory() -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,37 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from snclr.methods.base import Method, output_after
-from snclr.methods.common.bank import MemoryBank
 from snclr.methods.common.queue import NeighborQueue
+from snclr.methods.jigsaw.pirl import MemoryBank
 from snclr.train.build import apply_memory_settings, build_method, encoder_spec, resolve_momentum, view_sizes
 from snclr.train.config import PretrainConfig
 from snclr.train.optim import build_optimizer
 
 HALF = {"bf16": torch.bfloat16, "16": torch.float16}
 aten: Any = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes of the tensors on one device at the peak of a training step."""
-
-    weights: int
-    """Trained networks: parameters and buffers, and any buffers of the method itself."""
-    target: int
-    """The target network, the EMA copy."""
-    queue: int
-    """Queues and memory banks of features."""
-    gradients: int
-    """Gradients and, on several ranks, the buckets in which they are averaged."""
-    optimizer: int
-    """State of the optimizer, e.g. its momentum."""
-    activations: int
-    """Everything else at the peak: activations and views."""
-
-    @property
-    def total(self) -> int:
-        """The peak."""
-        return self.weights + self.target + self.queue + self.gradients + self.optimizer + self.activations
 
 
 def count_memory(
@@ -59,8 +35,16 @@ def count_memory(
     ranks: int = 1,
     classes: int | None = None,
     dataset_images: int | None = None,
-) -> StepMemory:
-    """Return the memory of a step with `images` images on each of `ranks` ranks and full queues.
+) -> dict[str, int]:
+    """Return the bytes of a rank's tensors at the peak of a step with `images` images per rank and full queues.
+
+    weights      trained networks: parameters and buffers, and any buffers of the method itself
+    target       the target network, the EMA copy
+    queue        queues and memory banks of features
+    gradients    gradients and, on several `ranks`, the buckets in which they are averaged
+    optimizer    state of the optimizer, e.g. its momentum
+    activations  everything else at the peak: activations and views
+    total        the sum
 
     `classes` and `dataset_images` describe the dataset, for methods whose size depends on it. No two neighbors of a
     step are assumed to be the same image, which needs the most memory.
@@ -91,12 +75,10 @@ def count_memory(
         optimizer.step()
         method.after_step(0, 1)
         state = bytes_of(value for values in optimizer.state.values() for value in values.values())
-    gradients = bytes_of(trained)
-    parts = _bytes_by_part(method)
-    buckets = gradients if ranks > 1 else 0
-    known = {**parts, "gradients": gradients, "optimizer": state}
-    activations = max(0, live.peak - sum(known.values()))
-    return StepMemory(**{**known, "gradients": gradients + buckets}, activations=activations)
+    parts = {**_bytes_by_part(method), "gradients": bytes_of(trained), "optimizer": state}
+    parts["activations"] = max(0, live.peak - sum(parts.values()))
+    parts["gradients"] *= 2 if ranks > 1 else 1
+    return {**parts, "total": sum(parts.values())}
 
 
 def _run_step(method: Method, config: PretrainConfig, images: int) -> None:

@@ -5,6 +5,7 @@ torch is imported only after the settings and the images are checked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +18,10 @@ from snclr.errors import UserError, count
 from snclr.methods.config import METHODS
 from snclr.train.config import PretrainConfig, fit_queue, resolve
 
+HELPFUL_AGREEMENT = 0.5
+"""From this agreement on, neighbors gained on the datasets of docs/results/neighbor-study.md."""
 USELESS_PURITY = 0.45
-"""At this neighbor purity and below, neighbors gained nothing on any dataset of docs/results/neighbor-study.md."""
+"""At this neighbor purity and below, no dataset of docs/results/neighbor-study.md had a clear gain."""
 PROBE_STEPS = 50
 """After fewer steps a probe gives no advice about neighbors, unless they are the whole run."""
 MEASURE_SECONDS = 60.0
@@ -49,7 +52,7 @@ class NeighborProbe:
     minutes: float
     steps: int
     agreement: float | None
-    """Share of the neighbors of one view whose image the other view also finds; None with one search per image."""
+    """Share of the ten nearest neighbors of one view whose image the other view also finds; None with one search."""
     purity: float | None
     """Share of the neighbors with the image's class, if the images have labels."""
     pulled_share: float | None
@@ -104,11 +107,10 @@ class RunPlan:
                 f"The queue is longer than the number of images: it holds up to {queue.length / self.images:.1f}"
                 f" features of each, mostly outdated. --queue-length {self.images} or less is enough."
             )
-        wanted, available = (None, None) if queue is None else (queue.neighbors, queue.same_class)
-        if wanted is not None and available is not None and available < wanted:
+        if queue is not None and queue.same_class is not None and queue.same_class < (queue.neighbors or 0):
             found.append(
-                f"At most about {available:.0f} of K = {wanted} neighbors can share the image's class. Lower"
-                " --neighbors or raise --queue-length."
+                f"At most about {queue.same_class:.0f} of K = {queue.neighbors} neighbors can share the image's"
+                " class. Lower --neighbors or raise --queue-length."
             )
         return found
 
@@ -130,12 +132,14 @@ def plan_run(
     data = inspect_dataset(run.data)
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
-    readable = check_images(run.data, min_side=run.image_size, quiet=quiet)
-    from snclr.distributed.launch import check_batch_size  # imports torch, so after the checks above
+    checked, unreadable = check_images(run.data, min_side=run.image_size, quiet=quiet)
+    from snclr.distributed.environment import ranks_per_node  # imports torch, so after the checks above
+    from snclr.distributed.launch import check_batch_size
+    from snclr.runtime.device import pick_device
     from snclr.train.planning.cost import measure_cost
     from snclr.train.planning.memory import count_memory
 
-    ranks = _world_size(run)
+    ranks = ranks_per_node(pick_device(run.device).partition(":")[0], run.devices) * run.nodes
     check_batch_size(run.batch_size, ranks)
     share = {"batch_size": run.batch_size // ranks, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, seconds=MEASURE_SECONDS, quiet=quiet)
@@ -143,7 +147,7 @@ def plan_run(
     memory = count_memory(
         run, images=run.batch_size // ranks, ranks=ranks, classes=data.classes, dataset_images=data.images
     )
-    tensor_mb = {name: count / 1e6 for name, count in {**asdict(memory), "total": memory.total}.items()}
+    tensor_mb = {name: size / 1e6 for name, size in memory.items()}
     probe = _probe({**run.to_dict(), **share}, probe_minutes, quiet) if probe_minutes else None
     return RunPlan(
         images=data.images, batch_size=run.batch_size, ranks=ranks, epochs=run.epochs,
@@ -152,7 +156,7 @@ def plan_run(
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, tensor_mb["queue"]), probe=probe,
-        checked=readable.checked, unreadable=readable.unreadable, unread_photos=unread_photos(run.data),
+        checked=checked, unreadable=unreadable, unread_photos=unread_photos(run.data),
     )  # fmt: skip
 
 
@@ -163,39 +167,36 @@ def _probe(settings: dict[str, Any], minutes: float, quiet: bool) -> NeighborPro
     agreement, purity, pulled = (found.get(name) for name in ("neighbor_agreement", "neighbor_purity", "pulled_share"))
     steps = int(found["steps"])
     if steps < PROBE_STEPS and not found["complete"]:
+        enough = math.ceil(minutes * PROBE_STEPS / max(steps, 1))
         advice = (
-            f"The neighbors after {count(steps, 'step')} are those of an almost untrained encoder. Raise"
-            " --probe-minutes to judge them."
+            f"The neighbors after {count(steps, 'step')} are those of an almost untrained encoder. To judge them, take"
+            f" about {PROBE_STEPS} steps: --probe-minutes {enough}"
         )
     else:
-        advice = neighbor_advice(purity, pulled)
+        advice = neighbor_advice(agreement, purity, pulled)
     return NeighborProbe(minutes, steps, agreement, purity, pulled, advice)
 
 
-def neighbor_advice(purity: float | None, pulled: float | None) -> str:
-    """Return a sentence about neighbors of this purity (None: unknown) and pulled share (None: not positives)."""
-    if purity is None:
-        advice = "Without labels the purity of the neighbors is not known; compare the run with --sides neither."
-    elif purity > USELESS_PURITY:
+def neighbor_advice(agreement: float | None, purity: float | None, pulled: float | None) -> str:
+    """Return a sentence about neighbors of this agreement (None: one search), purity (None: no labels) and pulled share
+    (None: not positives).
+    """
+    if agreement is None:
+        advice = "With one search per image, agreement is unknown; compare the run with --sides neither."
+    elif agreement < HELPFUL_AGREEMENT or (purity is not None and purity <= USELESS_PURITY):
+        found = f"{agreement:.0%} agree" if agreement < HELPFUL_AGREEMENT else f"{purity:.0%} have the image's class"
         advice = (
-            f"{purity:.0%} of the neighbors have the image's class: soft neighbors may help. Compare the run with"
-            " --sides neither, both with --temperature 0.2 and 0.4."
+            f"Of the neighbors, {found} so far: soft neighbors are not likely to help yet. --min-agreement"
+            f" {HELPFUL_AGREEMENT} keeps them out of the loss until they agree; milder --views raise the agreement."
         )
     else:
         advice = (
-            f"{purity:.0%} of the neighbors have the image's class: soft neighbors are not likely to help. Try"
-            " --search-view plain or milder --views, or use --method simclr."
+            f"Of the neighbors, {agreement:.0%} agree: soft neighbors are likely to help. --neighbors 10 --gamma max"
+            " --attention-temperature 0.1 gained in our study; compare with --sides neither."
         )
     if pulled is not None and pulled < 0.5:
         advice += f" Only {pulled:.0%} of them are pulled: use --gamma pull."
     return advice
-
-
-def _world_size(config: PretrainConfig) -> int:
-    import torch
-
-    per_node = max(1, torch.cuda.device_count()) if config.devices == "auto" else int(config.devices)
-    return per_node * config.nodes
 
 
 def _plan_queue(config: PretrainConfig, data: DatasetInfo, megabytes: float) -> QueuePlan | None:

@@ -13,7 +13,7 @@ import numpy as np
 from snclr.data.datasets.base import ImageDataset, Labels
 from snclr.data.datasets.folder import read_list_file
 from snclr.data.sampler import Ids, epoch_order
-from snclr.errors import UserError, count
+from snclr.errors import UserError, count, similar_path
 from snclr.io.hashing import sha256_text
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -67,14 +67,21 @@ def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, s
 
 
 def read_share(given: str | Path) -> Fraction | None:
-    """Return the share that a percentage states, or None for another text. Raise UserError if it is not in 0 … 100 %.
+    """Return the share that a percentage states, or None for a file. Raise UserError for anything else.
 
-    >>> read_share("0.5%"), read_share("list.txt")
+    >>> read_share("0.5%"), read_share(__file__)
     (Fraction(1, 200), None)
     """
     match = _PERCENT.fullmatch(str(given).strip())
     if match is None:
-        return None
+        if Path(given).is_file():
+            return None
+        is_number = _PERCENT.fullmatch(f"{str(given).strip()}%")
+        hint = f" (did you mean '{given}%'?)" if is_number else similar_path(Path(given))
+        raise UserError(
+            f"--labels {str(given)!r} is neither a share such as 1% or 10% nor a file with one image name per"
+            f" line{hint}"
+        )
     share = Fraction(match[1]) / 100
     if not 0 < share <= 1:
         raise UserError(f"--labels {given} is not a share of the images; give more than 0% and at most 100%")
@@ -115,10 +122,6 @@ def read_list(path: Path, dataset: ImageDataset) -> Ids:
     A name is a file name (n01440764_10026.JPEG) or a path that ends like the image's path. Empty lines and lines that
     start with # are ignored.
     """
-    if not path.is_file():
-        raise UserError(
-            f"--labels {str(path)!r} is neither a share such as 1% or 10% nor a file with one image name per line"
-        )
     wanted = list(dict.fromkeys(line.strip() for _, line in read_list_file(path, str(path))))
     if not wanted:
         raise UserError(f"{path} names no images; give one file name per line, such as n01440764_10026.JPEG")

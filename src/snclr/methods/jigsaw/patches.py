@@ -1,4 +1,4 @@
-"""Cut views into a 3×3 grid of patches in random order, for the jigsaw branches of PIRL and DetCo.
+"""Patches of a view, cut from a 3×3 grid in random order, for the jigsaw branches of PIRL and DetCo.
 
 PIRL's paper cuts patches of 64 pixels at random positions in cells of 75 pixels, from a view of 225. Here the cell is a
 third of the view, rounded down, and the patch has the same share of it: 63 of 74 pixels at 224, 9 of 10 at 32.
@@ -6,8 +6,12 @@ third of the view, rounded down, and the patch has the same share of it: 63 of 7
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from snclr.methods.common.hashing import GRID, hash_below, hash_bits
 
@@ -48,3 +52,20 @@ class Concatenate(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return one row per image."""
         return features.reshape(len(features) // PATCHES, -1)
+
+
+@contextmanager
+def keep_running_statistics(network: nn.Module) -> Iterator[None]:
+    """Within the block, batch norms in training mode normalize by their batch and leave their running statistics alone.
+
+    The encoder that is exported sees images only, and the statistics of small patches are others.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+    kept = [(layer.momentum, layer.num_batches_tracked) for layer in layers]
+    for layer in layers:
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for layer, (momentum, count) in zip(layers, kept, strict=True):
+            layer.momentum, layer.num_batches_tracked = momentum, count

@@ -1,1 +1,0 @@
-"""Remote files: open, retry, cache."""

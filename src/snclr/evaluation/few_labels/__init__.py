@@ -1,1 +1,0 @@
-"""Evaluation with few labels: which images are labeled, and the nearest of them."""

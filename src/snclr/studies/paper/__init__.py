@@ -1,1 +1,0 @@
-"""The tables of the paper as studies: their rows, settings and results."""
