@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "neighbor-study.jsonl"
 
 TUNING_SEED = 1_000_000
-SEEDS = {"": range(8), "2": range(8, 16), "3": range(8, 16)}
+SEEDS = {"": range(8), "2": range(8, 16), "3": range(8, 16), "4": range(8, 16)}
 """Seeds of the tests of each round."""
 SWEEP_SEEDS = range(3)
-LEARNING_RATES = {"": (0.002, 0.006), "2": (0.006, 0.012), "3": (0.006, 0.012)}
+LEARNING_RATES = {"": (0.002, 0.006), "2": (0.006, 0.012), "3": (0.006, 0.012), "4": (0.003, 0.006, 0.012)}
 
 COMMON: dict[str, Any] = {
     "recipe": "demo", "image_size": 32, "batch_size": 128, "weight_decay": 0.01, "warmup_epochs": 1,
@@ -62,7 +62,9 @@ GRID_2: dict[str, tuple[dict[str, Any], ...]] = {
     **dict.fromkeys([*ROWS, *SHARED_ROWS], _COARSER),
     "byol": ({"momentum": "auto"}, {"momentum": 0.9}, {"momentum": 0.8}),
 }
-"""The same for round 2, which starts from the settings chosen in round 1, and for round 3."""
+"""The same for round 2, which starts from the settings chosen in round 1, and for rounds 3 and 4."""
+ROUND_4: dict[str, Any] = {"neighbors": 10}
+"""Settings from which the trials of round 4 start: K as in the sweep."""
 
 UNTUNED: dict[str, Any] = {"lr": 0.006, "temperature": 0.2}
 """Settings of the runs without tuning."""
@@ -113,8 +115,8 @@ class Run:
     """One training run and its evaluation."""
 
     stage: str
-    """tune, test (tune2, test2, tune3, test3: rounds 2 and 3), sweep, agreeing, ladder, cpu, sector,
-    ablate, weights, gate or search."""
+    """tune, test (tune2, test2 and so on: rounds 2 to 4), sweep, agreeing, ladder, cpu, sector, ablate, weights,
+    gate or search."""
     data: str
     row: str
     seed: int
@@ -138,7 +140,7 @@ def tuning_runs(
 
     None for round 2 while trials of round 1 are missing.
     """
-    base = chosen_settings(data, row, records or {}) if round_ == "2" else {}
+    base = chosen_settings(data, row, records or {}) if round_ == "2" else dict(ROUND_4) if round_ == "4" else {}
     if base is None:
         return None
     grid, epochs = GRID_2 if round_ else GRID, DATA[data].epochs // 2
@@ -175,6 +177,8 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     yield from [*sweep, *agreeing_runs()]
     for round_ in ("2", "3"):
         yield from round_runs("coil100", round_, records)
+    yield from round_runs("digits", "4", records)
+    yield from cifar10_runs()
 
 
 def round_runs(data: str, round_: str, records: dict[str, dict[str, Any]]) -> Iterator[Run]:
@@ -361,13 +365,19 @@ def evaluate(run: Run, folder: Path, source: str, images: Path) -> dict[str, Any
         scores = [few_label_accuracy(*parts, offsets, is_back[kept]) for offsets in ((0,), data.labels)]
         return {"one_label": scores[0], "four_labels": scores[1]}
     if data.test is None:
-        series = _series(train_set, train.ids)
-        validation = train.labels % 5 == 4  # every fifth class
-        rows = validation if run.stage.startswith("tune") else ~validation
+        series, tuning = _series(train_set, train.ids), run.stage.startswith("tune")
+        offsets = data.labels
+        if run.stage.endswith("4"):  # every fifth image, numbered again without gaps
+            validation = torch.tensor(series) % 5 == 4
+            series = [n // 5 if n % 5 == 4 else n // 5 * 4 + n % 5 for n in series]
+            offsets = tuple(offset // 5 * 4 for offset in offsets)
+        else:  # every fifth class
+            validation = train.labels % 5 == 4
+        rows = validation if tuning else ~validation
         score = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), (0,))
-        if run.stage.startswith("tune"):
+        if tuning:
             return {"validation": score}
-        four = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), data.labels)
+        four = few_label_accuracy(train.features[rows], train.labels[rows], _rows(series, rows), offsets)
         return {"one_label": score, "four_labels": four}
     if run.stage.startswith("tune"):
         order = torch.randperm(len(train.ids), generator=torch.Generator().manual_seed(TUNING_SEED))
@@ -423,13 +433,16 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
     return {record["key"]: record for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
 
 
-def run_all(images: Path, work: Path, *, cifar10: bool) -> None:
-    """Execute the runs that are not recorded, one after the other."""
+def run_all(images: Path, work: Path, only: list[str]) -> None:
+    """Execute the runs that are not recorded, one after the other.
+
+    `only` has starts of keys: just these runs, in its order. Empty: all.
+    """
     work.mkdir(parents=True, exist_ok=True)
     while True:
         records = read_records(RECORDS)
-        runs = cifar10_runs() if cifar10 else all_runs(records)
-        for run in runs:
+        runs = list(all_runs(records))
+        for run in [run for prefix in only for run in runs if run.key.startswith(prefix)] if only else runs:
             folder = work / run.key.replace("/", "+")
             lock = FileLock(f"{folder}.lock")
             if run.key in records or not _acquire(lock):
@@ -464,16 +477,18 @@ def main() -> int:
     parser.add_argument("command", choices=("run", "list"))
     parser.add_argument("--images", type=Path, help="the folder of the datasets")
     parser.add_argument("--work", type=Path, help="a folder for the runs while they train")
-    parser.add_argument("--cifar10", action="store_true", help="the runs on all of CIFAR-10 instead of the small sets")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="starts of keys, e.g. tune4/digits test/cifar10; in this order"
+    )
     a = parser.parse_args()
     if a.command == "list":
         records = read_records(RECORDS)
-        for run in dict.fromkeys([*all_runs(records), *cifar10_runs()]):
+        for run in dict.fromkeys(all_runs(records)):
             print("done" if run.key in records else "    ", run.key)
         return 0
     if a.images is None or a.work is None:
         parser.error("run needs --images and --work")
-    run_all(a.images, a.work, cifar10=a.cifar10)
+    run_all(a.images, a.work, a.only)
     return 0
 
 
