@@ -74,7 +74,7 @@ def accuracy_tables(records: list[Record]) -> str:
     for data in DATA:
         parts += [
             _accuracy_table(f"`{data}`, round {round_ or 1}", rows)
-            for round_ in ("", "2")
+            for round_ in ("", "2", "4")
             if (rows := _rows_of(records, f"test{round_}", data))
         ]
         if shared := _rows_of(records, "test3", data):
@@ -187,7 +187,7 @@ def tuning_table(records: list[Record]) -> str:
     lines = ["| data | row | round | chosen | validation accuracy of the trials |", "|---|---|--:|---|---|"]
     for data in DATA:
         for row in (*ROWS, *SHARED_ROWS):
-            for round_ in ("3",) if row in SHARED_ROWS else ("", "2"):
+            for round_ in ("3",) if row in SHARED_ROWS else ("", "2", "4"):
                 if best := chosen_settings(data, row, by_key, round_):
                     chosen = ", ".join(f"{name} {value}" for name, value in sorted(best.items()))
                     trials = tuning_runs(data, row, round_, by_key) or ()
