@@ -80,9 +80,10 @@ def accuracy_tables(records: list[Record]) -> str:
         if shared := _rows_of(records, "test3", data):
             two = {row: runs for row, runs in _rows_of(records, "test2", data).items() if row in ("none", "simclr")}
             parts.append(_accuracy_table(f"`{data}`, round 3", {**shared, **two}, base="none-shared"))
-        if longer := _rows_of(records, "cpu", data):
-            same = {row: runs for row, runs in _rows_of(records, "test", data).items() if row not in longer}
-            parts.append(_accuracy_table(f"`{data}`, round 1, equal CPU seconds", {**same, **longer}))
+        for round_ in ("", "4"):
+            if longer := _rows_of(records, f"cpu{round_}", data):
+                same = {row: runs for row, runs in _rows_of(records, f"test{round_}", data).items() if row not in longer}
+                parts.append(_accuracy_table(f"`{data}`, round {round_ or 1}, equal CPU seconds", {**same, **longer}))
     if rows := _rows_of(records, "sector", "coil100-sector"):
         parts.append(_accuracy_table("`coil100`, held-out poses", rows))
     return "\n\n".join(parts)
