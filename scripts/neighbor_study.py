@@ -108,7 +108,7 @@ EQUAL_CPU_EPOCHS = {
     "coil100": {"simclr": 21, "nnclr": 17, "byol": 17}, "cifar5": {"simclr": 17, "nnclr": 14, "byol": 14},
     "digits": {"simclr": 51},
 }  # fmt: skip
-"""Epochs that cost as many CPU seconds as `soft` has, from the first five seeds of round 1; `digits`: from the sweep."""
+"""Epochs that cost as many CPU seconds as `soft` has, by the first five seeds of round 1 (`digits`: by the sweep)."""
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ def accuracy_tables(records: list[Record]) -> str:
             parts.append(_accuracy_table(f"`{data}`, round 3", {**shared, **two}, base="none-shared"))
         for round_ in ("", "4"):
             if longer := _rows_of(records, f"cpu{round_}", data):
-                same = {row: runs for row, runs in _rows_of(records, f"test{round_}", data).items() if row not in longer}
-                parts.append(_accuracy_table(f"`{data}`, round {round_ or 1}, equal CPU seconds", {**same, **longer}))
+                tests = _rows_of(records, f"test{round_}", data)
+                parts.append(_accuracy_table(f"`{data}`, round {round_ or 1}, equal CPU seconds", {**tests, **longer}))
     if rows := _rows_of(records, "sector", "coil100-sector"):
         parts.append(_accuracy_table("`coil100`, held-out poses", rows))
     return "\n\n".join(parts)
