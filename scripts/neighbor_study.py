@@ -88,6 +88,7 @@ class DataSet:
 
 
 _CROPS: dict[str, Any] = {"views": "crops", "crop_min": 0.5}
+_CIFAR_VIEWS: dict[str, Any] = {"views": "cifar", "crop_min": 0.35}
 _FROM_WEIGHTS: dict[str, Any] = {
     "views": "cifar", "crop_min": 0.35, "encoder": "tf_efficientnet_lite0", "stem": "auto", "image_size": 64,
     "batch_size": 64, "queue_length": 1024, "lr": 0.0005, "temperature": 0.2, "neighbors": 10,
@@ -238,11 +239,12 @@ def ladder_runs() -> Iterator[Run]:
                     yield Run("ladder", data, row, seed, DATA[data].epochs, {**UNTUNED, **change})
         for data in ("digits", "omniglot"):  # only the two ends
             yield Run("ladder", data, "simclr", seed, DATA[data].epochs, dict(UNTUNED))
+        yield Run("ladder", "digits", "simclr", seed, DATA["digits"].epochs, {**UNTUNED, **_CIFAR_VIEWS})
 
 
 def sweep_runs() -> Iterator[Run]:
-    """Yield the runs of the figure "gain against purity": K, views and data for none, soft and hard, not tuned."""
-    views: tuple[dict[str, Any], ...] = ({}, {"crop_min": 0.2}, {"views": "cifar", "crop_min": 0.35})
+    """Yield the runs of the figure "gain against purity": K, views, data and epochs without neighbors, not tuned."""
+    views: tuple[dict[str, Any], ...] = ({}, {"crop_min": 0.2}, _CIFAR_VIEWS)
     for seed in SWEEP_SEEDS:
         for data in ("coil100", "digits", "omniglot", "cifar5"):
             for view in views if data != "cifar5" else ({}, _CROPS):
@@ -250,6 +252,9 @@ def sweep_runs() -> Iterator[Run]:
                 for row in ("soft-max", "hard"):
                     for k in (2, 10, 30) if view == {} else (10,):
                         yield Run("sweep", data, row, seed, DATA[data].epochs, {**UNTUNED, **view, "neighbors": k})
+                    if view == {}:
+                        late = {"neighbors": 10, "neighbor_free_epochs": DATA[data].epochs // 2}
+                        yield Run("sweep", data, row, seed, DATA[data].epochs, {**UNTUNED, **late})
 
 
 def agreeing_runs() -> Iterator[Run]:
@@ -272,7 +277,7 @@ def weights_runs() -> Iterator[Run]:
 
 def gate_runs() -> Iterator[Run]:
     """Yield the runs that test `min_agreement` on data without a part in its choice, and on the sweep's, not tuned."""
-    changed: tuple[dict[str, Any], ...] = ({}, {"views": "cifar", "crop_min": 0.35})
+    changed: tuple[dict[str, Any], ...] = ({}, _CIFAR_VIEWS)
     rows: tuple[tuple[str, dict[str, Any]], ...] = (
         ("none", {}), ("soft-max", {}), ("soft-max", {"min_agreement": 0.5}), ("simclr", {}),
     )  # fmt: skip
@@ -285,6 +290,9 @@ def gate_runs() -> Iterator[Run]:
         for data, view in (("coil100", {}), ("digits", {}), ("cifar5", {}), ("coil100", changed[1])):
             settings = {**UNTUNED, **view, "neighbors": 10, "min_agreement": 0.5}
             yield Run("gate", data, "soft-max", seed, DATA[data].epochs, settings)
+    for seed in range(len(SWEEP_SEEDS), 8):
+        settings = {**UNTUNED, "neighbors": 10, "min_agreement": 0.5}
+        yield Run("gate", "digits", "soft-max", seed, DATA["digits"].epochs, settings)
 
 
 def search_runs() -> Iterator[Run]:
@@ -435,15 +443,15 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
     return {record["key"]: record for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
 
 
-def run_all(images: Path, work: Path, only: list[str]) -> None:
+def run_all(images: Path, work: Path, only: list[str], seeds: list[int]) -> None:
     """Execute the runs that are not recorded, one after the other.
 
-    `only` has starts of keys: just these runs, in its order. Empty: all.
+    `only` has starts of keys: just these runs, in its order; `seeds`: just these seeds. Empty: all.
     """
     work.mkdir(parents=True, exist_ok=True)
     while True:
         records = read_records(RECORDS)
-        runs = list(all_runs(records))
+        runs = [run for run in all_runs(records) if not seeds or run.seed in seeds]
         for run in [run for prefix in only for run in runs if run.key.startswith(prefix)] if only else runs:
             folder = work / run.key.replace("/", "+")
             lock = FileLock(f"{folder}.lock")
@@ -482,6 +490,7 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", default=[], help="starts of keys, e.g. tune4/digits test/cifar10; in this order"
     )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[], help="only these seeds")
     a = parser.parse_args()
     if a.command == "list":
         records = read_records(RECORDS)
@@ -490,7 +499,7 @@ def main() -> int:
         return 0
     if a.images is None or a.work is None:
         parser.error("run needs --images and --work")
-    run_all(a.images, a.work, a.only)
+    run_all(a.images, a.work, a.only, a.seeds)
     return 0
 
 
