@@ -197,7 +197,7 @@ def round_runs(data: str, round_: str, records: dict[str, dict[str, Any]]) -> It
 def equal_cpu_runs(data: str, records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield runs of the cheaper methods with as many epochs as `soft` has CPU seconds for."""
     round_ = "4" if data == "digits" else ""
-    for seed in SEEDS[round_]:
+    for seed in SEEDS[round_][:3]:
         for row, epochs in EQUAL_CPU_EPOCHS[data].items():
             if settings := chosen_settings(data, row, records, round_):
                 yield Run(f"cpu{round_}", data, row, seed, epochs, settings)
@@ -205,7 +205,7 @@ def equal_cpu_runs(data: str, records: dict[str, dict[str, Any]]) -> Iterator[Ru
 
 def sector_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     """Yield the runs without a sector of poses, with the settings and about the steps of `coil100`."""
-    for seed in SEEDS[""]:
+    for seed in SEEDS[""][:3]:
         for row in ("none", "soft", "soft-max", "hard", "simclr"):
             if settings := chosen_settings("coil100", row, records):
                 yield Run("sector", "coil100-sector", row, seed, DATA["coil100-sector"].epochs, settings)
@@ -218,7 +218,7 @@ def ablation_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     changes += [{"queue_length": q} for q in (512, 1024, 2048)]
     changes += [{"sides": sides} for sides in ("positives", "negatives")]
     changes += [{"gamma": "max"}]
-    for seed in SEEDS[""]:
+    for seed in SEEDS[""][:3]:
         for change in changes if base is not None else ():
             yield Run("ablate", "coil100", "soft", seed, DATA["coil100"].epochs, {**(base or {}), **change})
 
