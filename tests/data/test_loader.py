@@ -18,7 +18,7 @@ from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, op
 from snclr.data.image_cache import ImageCache
 from snclr.data.loader import Skip, ViewLoader
 from snclr.data.sampler import batch_ids
-from snclr.data.transforms.views import TRAIN_CROP, VIEW_GROUPS, color_views, crop_images
+from snclr.data.transforms.views import TRAIN_CROP, VIEW_GROUPS, color_views, crop_views
 from snclr.errors import UserError
 
 SIZE = 24
@@ -84,9 +84,8 @@ def test_a_batch_from_files_is_crop_then_color(folder):
     (batch,) = collect(dataset, 0, 1)
     for view, how in enumerate(VIEW_GROUPS["byol"]):
         for row, index in enumerate(batch.ids.tolist()):
-            crop = crop_images([dataset.load(index)], how, SIZE, seed=3, epoch=0, ids=np.array([index]), view=view)[0]
-            pixels = torch.from_numpy(crop.transpose(2, 0, 1)[None].copy())
-            expected = color_views(pixels, how, seed=3, epoch=0, ids=np.array([index]), view=view)
+            crop = crop_views([dataset.load(index)], how, SIZE, seed=3, epoch=0, ids=np.array([index]), view=view)
+            expected = color_views(crop, how, seed=3, epoch=0, ids=np.array([index]), view=view)
             assert torch.equal(batch.views[view][row : row + 1], expected)
         assert batch.labels.tolist() == dataset.labels[batch.ids].tolist()
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import threading
 import time
 
@@ -19,7 +18,6 @@ from snclr.data.remote import download, remote_state
 from snclr.data.shards.dataset import START
 from snclr.data.transforms.views import VIEW_GROUPS
 from snclr.errors import UserError
-from snclr.runtime.stop import StopRequested
 from tests.helpers.shard_data import jpeg, make_folder, make_shards
 from tests.helpers.web import serving
 
@@ -206,36 +204,6 @@ def test_the_error_of_one_thread_cancels_the_retries_of_all(site, monkeypatch):
         list(remote.map_in_threads(request, range(3, -1, -1)))
     assert time.monotonic() - start < 90
     assert list(remote.map_in_threads(lambda number: number, range(3))) == [0, 1, 2]
-
-
-def test_a_stop_signal_interrupts_a_wait():
-    """As in a run, the handler only records the signal. It is called, and the wait ends."""
-    received = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
-    try:
-        handler = signal.getsignal(signal.SIGUSR1)
-
-        def items():
-            yield 1
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            time.sleep(100)
-            yield 2
-
-        stoppable = remote.until_stopped(items())
-        assert next(stoppable) == 1
-        with pytest.raises(StopRequested):
-            next(stoppable)
-        assert received == [signal.SIGUSR1]
-        assert signal.getsignal(signal.SIGUSR1) is handler
-        # A signal between two items ends the next wait at once.
-        stoppable = remote.until_stopped(iter([1, 2]))
-        assert next(stoppable) == 1
-        os.kill(os.getpid(), signal.SIGUSR1)
-        with pytest.raises(StopRequested):
-            next(stoppable)
-        assert list(remote.until_stopped(iter([1, 2]))) == [1, 2]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_redirects_to_other_schemes_are_refused(site, tmp_path):

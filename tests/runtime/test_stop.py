@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from snclr.runtime.stop import StopFlag, StopRequested
+from snclr.runtime.stop import StopFlag, StopRequested, until_stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -106,6 +107,30 @@ def test_a_stop_can_be_requested_without_a_signal() -> None:
     stop.request(int(signal.SIGUSR1))
     stop.request(signal.SIGINT)
     assert stop.requested is signal.SIGUSR1
+
+
+def test_a_stop_signal_interrupts_a_wait() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        time.sleep(100)
+        yield 2
+
+    with StopFlag() as stop:
+        stoppable = until_stopped(items())
+        assert next(stoppable) == 1
+        with pytest.raises(StopRequested):
+            next(stoppable)
+        assert stop.requested is signal.SIGUSR1
+    with StopFlag():  # a signal between two items ends the next wait at once
+        stoppable = until_stopped(iter([1, 2]))
+        assert next(stoppable) == 1
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(StopRequested):
+            next(stoppable)
+    with StopFlag():  # earlier signals do not matter
+        assert list(until_stopped(iter([1, 2]))) == [1, 2]
+    assert list(until_stopped(iter([1, 2]))) == [1, 2]
 
 
 def test_a_forked_child_survives_the_signals() -> None:

@@ -21,13 +21,12 @@ from torch.utils.data import Dataset
 from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.image_cache import ImageCache
-from snclr.data.remote import until_stopped
 from snclr.data.sampler import Ids, batch_ids, steps_per_epoch, with_replacements
-from snclr.data.transforms.views import ViewSettings, color_views, crop_images, crop_views
+from snclr.data.transforms.views import ViewSettings, color_views, crop_views
 from snclr.data.workers import copy_ahead, in_thread, read_items
 from snclr.errors import UserError
 from snclr.runtime.device import threads_for, to_device
-from snclr.runtime.stop import StopRequested
+from snclr.runtime.stop import StopRequested, until_stopped
 
 # JPEGs may be decoded at reduced size, but at least this many times the view size: an 8 % crop is not upscaled.
 _DRAFT_SIDES = 4
@@ -236,13 +235,13 @@ class CropSteps(Dataset[Crops]):
     def _from_files(self, step: int, epoch: int, ids: Ids) -> Crops:
         bad: dict[int, str] = {}
         used = np.empty_like(ids)
-        crops = [np.empty((len(ids), 3, size, size), dtype=np.uint8) for size in self.sizes]
+        crops = [torch.empty((len(ids), 3, size, size), dtype=torch.uint8) for size in self.sizes]
         group: list[RGBImage] = []
         group_bytes = 0
         for row, index in enumerate(ids.tolist()):
             found = self._load(epoch, index, bad)
             if found is None:  # an empty step is an error in the parent
-                return Crops(step, epoch, ids[:0].copy(), [torch.from_numpy(part[:0]) for part in crops], bad)
+                return Crops(step, epoch, ids[:0].copy(), [part[:0] for part in crops], bad)
             used[row], image = found
             group.append(image)
             group_bytes += image.nbytes
@@ -250,10 +249,9 @@ class CropSteps(Dataset[Crops]):
                 rows = slice(row + 1 - len(group), row + 1)
                 keys: Any = {"seed": self.seed, "epoch": epoch, "ids": used[rows]}
                 for view, settings in enumerate(self.views):
-                    part = crop_images(group, settings, self.sizes[view], view=view, **keys)
-                    crops[view][rows] = part.transpose(0, 3, 1, 2)
+                    crops[view][rows] = crop_views(group, settings, self.sizes[view], view=view, **keys)
                 group, group_bytes = [], 0
-        return Crops(step, epoch, used, [torch.from_numpy(part) for part in crops], bad)
+        return Crops(step, epoch, used, crops, bad)
 
     def _load(self, epoch: int, index: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
         """Return the image of this index, or the first readable replacement, with its index; add bad ones to `bad`."""

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from snclr.data.remote import until_stopped
 from snclr.distributed.collectives import all_gather_objects, is_first_rank_on_node, raise_on_all_ranks
-from snclr.runtime.stop import StopRequested
+from snclr.runtime.stop import StopRequested, until_stopped
 
 DatasetT = TypeVar("DatasetT")
 

@@ -11,22 +11,18 @@ import logging
 import math
 import os
 import re
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from snclr.errors import UserError
 from snclr.io.atomic import explain_full_disk, fsync_path
 from snclr.io.hashing import sha256_file
-from snclr.runtime.stop import STOP_SIGNALS, StopRequested
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 BACKOFF_SECONDS = 1.0  # before the second attempt, doubled for each further one
@@ -232,48 +228,3 @@ def map_in_threads(
             raise
         finally:
             _cancelled.clear()
-
-
-def until_stopped(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield the items; a stop signal interrupts the wait for the next one with StopRequested.
-
-    During training, signal handlers only set a flag that the loop checks between batches. This iterator wraps those
-    handlers: they still run, and then a pending wait is interrupted. Default handlers, which end the process, are not
-    wrapped. Off the main thread nothing changes, since Python allows no handlers there.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield from items
-        return
-    previous: dict[int, Callable[[int, FrameType | None], Any]] = {}
-    stop: signal.Signals | None = None
-    waiting = False
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        nonlocal stop, waiting
-        previous[signum](signum, frame)
-        stop = signal.Signals(signum)
-        if waiting:
-            waiting = False
-            raise StopRequested(stop)
-
-    for number in STOP_SIGNALS:
-        handler = signal.getsignal(number)
-        if callable(handler) and handler is not signal.default_int_handler:
-            previous[number] = handler
-            signal.signal(number, handle)
-    try:
-        while True:
-            waiting = True
-            try:
-                if stop is not None:  # it arrived between two items
-                    raise StopRequested(stop)
-                item = next(items)
-            except StopIteration:
-                return
-            finally:
-                waiting = False
-            yield item
-    finally:
-        for signum, handler in previous.items():
-            if signal.getsignal(signum) is handle:  # otherwise an outer block has already restored its own handler
-                signal.signal(signum, handler)

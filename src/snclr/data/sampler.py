@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ def epoch_order(length: int, seed: int, epoch: int) -> Ids:
     >>> epoch_order(5, seed=0, epoch=0).tolist() != epoch_order(5, seed=0, epoch=1).tolist()
     True
     """
-    return _argsort(hash_bits(seed, epoch, np.arange(length, dtype=np.int64), ORDER, 1)[:, 0])
+    return _shuffled(length, seed, epoch, ORDER)
 
 
 def windowed_order(
@@ -51,14 +50,13 @@ def windowed_order(
     (True, True)
     """
     if shards <= window:
-        return epoch_order(len(shard), seed, epoch), np.arange(shards, dtype=np.int64)
-    sequence = _argsort(hash_bits(seed, epoch, np.arange(shards, dtype=np.int64), SHARD_ORDER, 1)[:, 0])
-    position = np.empty(shards, dtype=np.int64)
-    position[sequence] = np.arange(shards)
+        return epoch_order(len(shard), seed, epoch), np.arange(shards)
+    sequence = _shuffled(shards, seed, epoch, SHARD_ORDER)
+    position = np.argsort(sequence)
     first = np.maximum(position - window + 1, min(start or window, window) - window)[shard]
     last = np.minimum(position + 1, shards - window + 1)[shard]
     time = first + (last - first) * uniforms(seed, epoch, np.arange(len(shard)), ORDER, 1)[:, 0]
-    return _argsort(time), sequence
+    return np.argsort(time, kind="stable"), sequence
 
 
 def steps_per_epoch(length: int, batch_size: int) -> int:
@@ -104,22 +102,18 @@ def cached_epoch_order(length: int, seed: int, epoch: int) -> Ids:
     return order
 
 
-def _argsort(keys: npt.NDArray[np.generic]) -> Ids:
-    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+def uniforms(seed: int, epoch: int, ids: Ids, view: int, places: int) -> npt.NDArray[np.float64]:
+    """Return numbers (n, places) in [0, 1); each row depends only on its own (seed, epoch, id, view).
 
-
-def uniforms(seed: int, epoch: int, ids: npt.NDArray[Any], view: int, count: int) -> npt.NDArray[np.float64]:
-    """Return numbers (n, count) in [0, 1); each row depends only on its own (seed, epoch, id, view).
-
-    >>> batch = uniforms(0, 3, np.array([7, 8, 9]), view=1, count=4)
-    >>> bool((batch[1:2] == uniforms(0, 3, np.array([8]), view=1, count=4)).all())
+    >>> batch = uniforms(0, 3, np.array([7, 8, 9]), view=1, places=4)
+    >>> bool((batch[1:2] == uniforms(0, 3, np.array([8]), view=1, places=4)).all())
     True
     """
-    bits = hash_bits(seed, epoch, ids, view, count)
-    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    bits = random_bits.hash_bits(seed, epoch, ids, view, np.arange(1, places + 1))
+    return np.asarray(random_bits.shift_right(bits, 11) * 2.0**-53)
 
 
-def hash_bits(seed: int, epoch: int, ids: npt.NDArray[Any], view: int, count: int) -> npt.NDArray[np.uint64]:
-    """Return 64 random bits (n, count), see `runtime/random_bits.py`."""
-    places = np.arange(1, count + 1)
-    return np.asarray(random_bits.hash_bits(seed, epoch, ids.astype(np.int64), view, places)).view(np.uint64)
+def _shuffled(length: int, seed: int, epoch: int, purpose: int) -> Ids:
+    """Return the permutation (length,) that sorts the hashes of the numbers from 0 to length − 1."""
+    keys = random_bits.hash_bits(seed, epoch, np.arange(length), purpose, np.array([1]))[:, 0]
+    return np.argsort(keys.view(np.uint64), kind="stable")

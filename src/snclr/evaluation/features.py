@@ -19,15 +19,14 @@ from torch.utils.data import Dataset
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels
 from snclr.data.decode import BadImage
 from snclr.data.loader import Skip
-from snclr.data.remote import until_stopped
 from snclr.data.sampler import Ids, cached_epoch_order
-from snclr.data.transforms.views import PLAIN_VIEW, TRAIN_CROP, crop_images, crop_views, normalize
+from snclr.data.transforms.views import PLAIN_VIEW, TRAIN_CROP, crop_views, normalize
 from snclr.data.workers import copy_ahead, read_items
 from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_on_all_ranks, rank_and_size
 from snclr.errors import UserError, count
 from snclr.evaluation.state import Block, FeatureStore, raise_if_stop_requested
 from snclr.runtime.progress import Progress
-from snclr.runtime.stop import StopFlag, StopRequested
+from snclr.runtime.stop import StopFlag, StopRequested, until_stopped
 
 BLOCK = 1024
 """Images per cached file: the most work that a stop in the middle of an extraction costs."""
@@ -121,16 +120,16 @@ class Chunks(Dataset[Chunk]):
         # Decode large enough that neither a center crop nor a random crop of 8 % of the area is upsampled.
         min_side = self.size * (2 if epoch is None else 4)
         kept: list[int] = []
-        images = [np.empty((0, self.size, self.size, 3), np.uint8)]
+        images = [torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)]
         skipped: list[Skip] = []
         for index in ids.tolist():
             try:
                 image = self.dataset.load(index, min_side=min_side)
-                images.append(crop_images([image], settings, self.size, ids=np.array([index]), **keys))
+                images.append(crop_views([image], settings, self.size, ids=np.array([index]), **keys))
                 kept.append(index)
             except BadImage as error:
                 skipped.append(Skip(index, self.dataset.key(index), str(error)))
-        return Chunk(np.array(kept, dtype=np.int64), torch.from_numpy(np.concatenate(images)), skipped, ends_batch)
+        return Chunk(np.array(kept, dtype=np.int64), torch.cat(images).permute(0, 2, 3, 1), skipped, ends_batch)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
 from snclr.data.splits import has_own_test_split, same_images, source_of
 from snclr.data.transforms.crop import center_crop
-from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings, color_views, crop_images, crop_views, normalize
+from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings, color_views, crop_views, normalize
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Report
 from snclr.evaluation.results import ExplainedTerm
@@ -232,11 +232,10 @@ class OpenedRun:
         whole, all_ids = source_of(dataset)  # the randomness belongs to the id in the whole dataset
         size, ids = self.image_size, all_ids[[index]]
         if isinstance(whole, ArrayDataset):
-            crops = crop_views(whole.images[ids], settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
+            images: RGBImage | list[RGBImage] = whole.images[ids]
         else:
-            image = whole.load(int(ids[0]), min_side=_DRAFT_SIDES * size)
-            crop = crop_images([image], settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
-            crops = torch.from_numpy(crop.transpose(0, 3, 1, 2)).contiguous()
+            images = [whole.load(int(ids[0]), min_side=_DRAFT_SIDES * size)]
+        crops = crop_views(images, settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
         return color_views(crops, settings, seed=seed, epoch=epoch, ids=ids, view=view)
 
     def center_view(self, pixels: RGBImage) -> Tensor:

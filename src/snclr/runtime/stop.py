@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from snclr.runtime.early_interrupt import exit_at_once, write_interrupted
+
+Item = TypeVar("Item")
 
 STOP_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 """Signals that request a stop, with the exit codes. SIGUSR1 announces the SIGTERM of a preemption, so both have the
@@ -118,6 +120,8 @@ class StopFlag:
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         """The first signal received."""
+        self.interrupts_wait = False
+        """Whether a signal raises StopRequested at once; set by `until_stopped`."""
         self._interrupts = 0
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -128,12 +132,15 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
+            _active_flags.append(self)
             for number in STOP_SIGNALS:
                 if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self in _active_flags:
+            _active_flags.remove(self)
         for number, handler in self._previous.items():
             # None: the handler was not installed from Python, so it cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -149,3 +156,32 @@ class StopFlag:
                 raise KeyboardInterrupt
             if self._interrupts == 1 and os.isatty(2) and STARTED_BY not in os.environ:  # a step can take a minute
                 os.write(2, b"\nstopping: saving first; press Ctrl-C again to stop at once\n")
+        if self.interrupts_wait:
+            self.interrupts_wait = False
+            raise StopRequested(signum)
+
+
+_active_flags: list[StopFlag] = []
+"""The flags whose blocks the main thread is in; the last one receives the signals."""
+
+
+def until_stopped(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """Yield the items; a stop signal to the innermost StopFlag interrupts the wait for the next one with StopRequested.
+
+    Without a StopFlag, or off the main thread, signals do not change the iteration.
+    """
+    if not _active_flags or threading.current_thread() is not threading.main_thread():
+        yield from items
+        return
+    flag = _active_flags[-1]
+    while True:
+        flag.interrupts_wait = True
+        try:
+            if flag.requested is not None:  # it arrived between two items
+                raise StopRequested(flag.requested)
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            flag.interrupts_wait = False
+        yield item

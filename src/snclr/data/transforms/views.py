@@ -1,6 +1,6 @@
 """Views: random crops with color transforms, each a pure function of (seed, epoch, image id, view number).
 
-Stage 1 crops, resizes and flips to uint8: images of any sizes (`crop_images`), or a batch of one size (`crop_views`).
+Stage 1 (`crop_views`) crops, resizes and flips to uint8.
 Stage 2 (`color_views`) applies color transforms and normalizes a batch on the training device. torchvision's transforms
 draw from a global generator, so their views would depend on workers, ranks and the batch, and not be bit-identical
 after a resume.
@@ -106,36 +106,40 @@ _JITTER, _ORDER, _GRAY, _BLUR, _SIGMA, _SOLARIZE = range(_FLIP + 1, _FLIP + 7)
 _STRENGTHS = slice(_FLIP + 7, _FLIP + 11)  # brightness, contrast, saturation, hue
 _NUMBERS = _FLIP + 11
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # (24, 4)
-
-
-def crop_images(
-    images: Sequence[RGBImage], settings: ViewSettings, size: int, *, seed: int, epoch: int, ids: Ids, view: int
-) -> RGBImage:
-    """Apply stage 1 to n images uint8 (H, W, 3) of any sizes → uint8 (n, size, size, 3).
-
-    >>> image = np.zeros((48, 64, 3), np.uint8)
-    >>> crop_images([image], TRAIN_CROP, 32, seed=0, epoch=0, ids=np.array([7]), view=0).shape
-    (1, 32, 32, 3)
-    """
-    if settings.center:
-        return np.stack([crops.center_crop(image, size) for image in images])
-    numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
-    heights, widths = np.array([image.shape[:2] for image in images]).T
-    boxes, flips = _geometry(numbers, settings, heights, widths)
-    rows = zip(images, boxes, flips.tolist(), strict=True)
-    return np.stack([crops.crop_image(image, box, flip, size) for image, box, flip in rows])
+_JITTER_OPERATIONS = (color.brightness, color.contrast, color.saturation, color.hue)
 
 
 def crop_views(
-    images: RGBImage, settings: ViewSettings, size: int, *, seed: int, epoch: int, ids: Ids, view: int
+    images: RGBImage | Sequence[RGBImage],
+    settings: ViewSettings,
+    size: int,
+    *,
+    seed: int,
+    epoch: int,
+    ids: Ids,
+    view: int,
 ) -> Tensor:
-    """Apply stage 1 to a batch, uint8 (n, H, W, 3) → uint8 tensor (n, 3, size, size)."""
+    """Apply stage 1 → uint8 tensor (n, 3, size, size).
+
+    Images of one size are an array uint8 (n, H, W, 3), which is cropped at once; images of any sizes are a list.
+
+    >>> image = np.zeros((48, 64, 3), np.uint8)
+    >>> crop_views([image], TRAIN_CROP, 32, seed=0, epoch=0, ids=np.array([7]), view=0).shape
+    torch.Size([1, 3, 32, 32])
+    """
     if settings.center:
-        return torch.from_numpy(np.stack([crops.center_crop(image, size) for image in images])).permute(0, 3, 1, 2)
-    numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
-    boxes, flips = _geometry(numbers, settings, images.shape[1], images.shape[2])
-    with threads_for(len(images) * 3 * size * size):
-        return crops.crop_batch(images, boxes, flips, size)
+        crop_list = [crops.center_crop(image, size) for image in images]
+    else:
+        numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
+        heights, widths = np.array([image.shape[:2] for image in images]).T
+        boxes = crops.random_boxes(numbers[:, :_FLIP], heights, widths, (settings.crop_min, settings.crop_max))
+        flips = numbers[:, _FLIP] < settings.flip
+        if isinstance(images, np.ndarray):
+            with threads_for(len(images) * 3 * size * size):
+                return crops.crop_batch(images, boxes, flips, size)
+        rows = zip(images, boxes, flips.tolist(), strict=True)
+        crop_list = [crops.crop_image(image, box, flip, size) for image, box, flip in rows]
+    return torch.from_numpy(np.stack(crop_list)).permute(0, 3, 1, 2).contiguous()
 
 
 def color_views(
@@ -175,30 +179,22 @@ def color_views(
 def _color_rows(images: Tensor, settings: ViewSettings, numbers: Floats) -> Tensor:
     """Apply each transform of stage 2 to the images that it changes."""
     orders, jitter_factors, masks, weights = _parameters(settings, numbers, images)
-    factors = torch.from_numpy(jitter_factors).float()  # (n, 4)
-    chosen = {name: np.flatnonzero(masks[name]) for name in ("gray", "blur", "solarize")}
-    limits, at = _jitter_limits(settings), _ORDERS[orders]  # (n, 4): the operation at each position
-    for position, part in itertools.product(range(4), np.flatnonzero(limits).tolist()):
-        chosen[f"{position}.{part}"] = np.flatnonzero(masks["jitter"] & (at[:, position] == part))
-    # Two copies for all row numbers and all parameters.
-    rows_t = to_device(torch.from_numpy(np.concatenate(list(chosen.values()))), images.device)
-    rows = dict(zip(chosen, torch.split(rows_t, [len(part) for part in chosen.values()]), strict=True))
-    table = to_device(torch.cat([factors.flatten(), weights.flatten()]), images.device)
-    factors = table[: factors.numel()].view(factors.shape)
-    weights = table[factors.numel() :].view(weights.shape)
+    factors = to_device(torch.from_numpy(jitter_factors).float(), images.device)  # (n, 4)
+    weights = to_device(weights, images.device)
+    operation_at = _ORDERS[orders]  # (n, 4): the operation at each position
     x = images.float().div_(255)
-    for position, part in itertools.product(range(4), range(4)):
-        if f"{position}.{part}" in rows:
-            x = _change(x, rows[f"{position}.{part}"], functools.partial(_distort, part, factors[:, part]))
+    for position, part in itertools.product(range(4), np.flatnonzero(_jitter_limits(settings))):
+        chosen = masks["jitter"] & (operation_at[:, position] == part)
+        x = _change(x, chosen, _JITTER_OPERATIONS[part], factors[:, part])
     if settings.pycontrast:
-        x = _change(x, rows["blur"], lambda part, _: color.blur(part, weights))
+        x = _change(x, masks["blur"], lambda part: color.blur(part, weights))
     if settings.randaugment:
         operations = randaugment.PYCONTRAST if settings.pycontrast else randaugment.OPERATIONS
         x = randaugment.rand_augment(x, numbers[:, _NUMBERS:], settings.randaugment, operations)
-    x = _change(x, rows["gray"], lambda part, _: color.gray(part).repeat(1, 3, 1, 1))
+    x = _change(x, masks["gray"], lambda part: color.gray(part).repeat(1, 3, 1, 1))
     if not settings.pycontrast:
-        x = _change(x, rows["blur"], lambda part, _: color.blur(part, weights))
-    x = _change(x, rows["solarize"], lambda part, _: color.solarize(part))
+        x = _change(x, masks["blur"], lambda part: color.blur(part, weights))
+    x = _change(x, masks["solarize"], color.solarize)
     return _normalize_(x)
 
 
@@ -259,27 +255,17 @@ def blur_widths(numbers: Floats, size: int) -> tuple[Tensor, int]:
     return torch.from_numpy((0.1 + 1.9 * numbers) * scale), kernel
 
 
-def _geometry(
-    numbers: Floats, settings: ViewSettings, height: int | crops.Sides, width: int | crops.Sides
-) -> tuple[crops.Boxes, Mask]:
-    area = (settings.crop_min, settings.crop_max)
-    return crops.random_boxes(numbers[:, :_FLIP], height, width, area), numbers[:, _FLIP] < settings.flip
-
-
 def _jitter_limits(settings: ViewSettings) -> Floats:
     return np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
 
 
-def _distort(part: int, factors: Tensor, images: Tensor, rows: Tensor) -> Tensor:
-    return (color.brightness, color.contrast, color.saturation, color.hue)[part](images, factors[rows])
-
-
-def _change(x: Tensor, rows: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Replace the images `rows` of x, in place unless they are all, by change(images, rows)."""
-    if len(rows) == len(x):
-        return change(x, rows)
-    if len(rows):
-        x.index_copy_(0, rows, change(x.index_select(0, rows), rows))
+def _change(x: Tensor, mask: Mask, change: Callable[..., Tensor], *parameters: Tensor) -> Tensor:
+    """Replace the images of x in `mask` (n,), in place unless they are all, by change(images, their parameters)."""
+    if mask.all():
+        return change(x, *parameters)
+    if mask.any():
+        rows = to_device(torch.from_numpy(np.flatnonzero(mask)), x.device)
+        x.index_copy_(0, rows, change(x.index_select(0, rows), *(values[rows] for values in parameters)))
     return x
 
 
