@@ -38,6 +38,8 @@ MISTAKES = {
     "pretrain --data {images} --out {images}": "not a run of snclr",
     "pretrain --resume --out {run}x": "there is no run to resume in {run}x (did you mean '{run}'?)",
     "pretrain --resume": "--out is missing",
+    "pretrain --resume {run}": ". Did you mean --out {run}?\n",
+    "pretrain --data s/0.tar s/1.tar s/2.tar --out {tmp}/r": "s/1.tar s/2.tar. Put quotes around the shards, so that",
     "pretrain --resume --out {run} --epochs 9": "has --epochs 2, not --epochs 9",
     "pretrain --data {images} --out {tmp}/r --batch-size 700": "fewer than one batch of 700",
     "pretrain --data {images} --out {tmp}/r --neighbors 300": "--neighbors 300 must be below the number of images",

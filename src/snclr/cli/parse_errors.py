@@ -51,11 +51,17 @@ def reason(
 
 
 def _as_flags(tokens: Sequence[str], argv: Sequence[str], flags: Collection[str]) -> str:
-    """Return a question that has the arguments as flags, if the first is a path and they are not given as flags."""
+    """Return a question that has the arguments as flags, if the first is a path and they are not given as flags.
+
+    Shards whose braces the shell has expanded get other advice.
+    """
     if tokens[0].startswith(("–", "—")):  # of a text editor
         return f". Did you mean --{tokens[0].lstrip('–—')}, with two hyphens?"
+    if all(token.endswith(".tar") for token in tokens) and "--data" in argv:
+        return ". Put quotes around the shards, so that the shell keeps the braces: --data 'shards/{000..146}.tar'"
     tokens = [" ".join(tokens)] if os.path.exists(" ".join(tokens)) else tokens  # a path without quotes
-    free = [flag for flag in ("--data", "--out") if flag in flags and flag not in argv]
+    resumed = "--resume" in argv and os.path.exists(os.path.join(tokens[0], "config.yaml"))
+    free = [flag for flag in (["--out"] if resumed else ["--data", "--out"]) if flag in flags and flag not in argv]
     if not free or not os.path.exists(tokens[0]) or len(tokens) > len(free):
         return ""
     words = [word for pair in zip(free, tokens, strict=False) for word in pair]
