@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from snclr.runtime.progress import Progress, StatusLine, set_status
-from snclr.runtime.stop import StopRequested
+from snclr.runtime.stop import StopFlag, StopRequested
 
 
 class Clock:
@@ -273,6 +273,40 @@ def test_a_stop_removes_the_bar(terminal: tuple[Terminal, int], stop: BaseExcept
         progress.print("checkpoint saved")
         raise stop
     assert stream.screen() == ["checkpoint saved"]
+
+
+def test_long_lines_above_a_bar_are_broken_between_words(terminal: tuple[Terminal, int]) -> None:
+    stream, width = terminal
+    text = "epoch 1/4: loss 6.902 (mean), spread 0.81, effective rank 26, neighbor purity 22%, queue kNN 19%"
+    with Progress("pretrain", 100, stream=stream) as progress:
+        progress.print(text)
+    shown = stream.screen()[:-1]
+    assert " ".join(line.strip() for line in shown) == text
+    assert 1 < len(shown) <= 3
+    assert all(len(line) <= width for line in shown)
+
+
+def test_a_slow_rate_is_seconds_per_item() -> None:
+    progress, clock, _ = plain(10, unit="steps")
+    for _ in range(3):
+        clock.now += 26.8
+        progress.update(1)
+    assert "26.8 s per step" in progress.facts()
+
+
+def test_ctrl_c_is_answered_below_the_bar(terminal: tuple[Terminal, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, _ = terminal
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
+    monkeypatch.setattr(os, "write", lambda *_: pytest.fail("written into the bar"))
+    with StopFlag() as stop, Progress("pretrain", 100, stream=stream) as progress:
+        progress.update(10, 1, 1, {"loss": 3.1})
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested == signal.SIGINT
+        for _ in range(100):
+            if "stopping" in stream.screen()[-1]:
+                break
+            time.sleep(0.05)
+        assert stream.screen()[-1] == "  stopping: saving first; press Ctrl-C again to stop at once"
 
 
 def test_a_status_line_fills_the_silence(terminal: tuple[Terminal, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.api.early_checks import check_data, check_device, check_numbers, check_pretrain
+from snclr.runtime.progress import print_wrapped
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     """
     note = check_pretrain(settings, config)
     if note and not quiet:
-        print(f"warning: {note}", file=sys.stderr)
+        print_wrapped(f"warning: {note}", sys.stderr)
     from snclr.train.pretrain import pretrain
 
     return pretrain(config=config, quiet=quiet, **settings)

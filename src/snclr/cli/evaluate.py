@@ -13,6 +13,7 @@ from snclr.cli.flags import Command, SettingGroups
 from snclr.cli.output import print_table
 from snclr.errors import count
 from snclr.evaluation.results import TITLES, AccuracyResult, Baseline, FewShotResult, KnnResult
+from snclr.runtime.progress import print_wrapped
 
 _DEMO_EXAMPLES = """Examples:
   snclr demo
@@ -106,7 +107,7 @@ def show_accuracy(result: AccuracyResult) -> None:
     if result.unlabeled:
         print(f"  images without a label: {result.unlabeled:,}, left out")
     for warning in result.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print_wrapped(f"warning: {warning}", sys.stderr)
 
 
 def own_row(result: AccuracyResult) -> Baseline:

@@ -12,6 +12,7 @@ from snclr.api.export import export, import_encoder, pack, verify_shards
 from snclr.cli.flags import Command
 from snclr.errors import UserError, count, snclr_command
 from snclr.exporters.format import Exported, ExportError
+from snclr.runtime.progress import print_wrapped
 from snclr.runtime.stop import StopRequested
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ appears when it is complete; the same command resumes an interrupted pack.
 def show_import(imported: ImportedEncoder) -> None:
     """Print what was loaded and what to do next."""
     for text in imported.warnings:
-        print(f"warning: {text}", file=sys.stderr)
+        print_wrapped(f"warning: {text}", sys.stderr)
     print(f"wrote {imported.folder}: {imported.encoder}; {imported.report}")
     print(f"evaluate it:  {snclr_command('knn', imported.folder, '--data', 'LABELED-IMAGES')}")
 

@@ -71,6 +71,7 @@ def _parse_and_run(argv: Sequence[str], status: StatusLine) -> int:
 
     from snclr.cli.flags import flag_names, normalize_spelling, usage
     from snclr.cli.parse_errors import reason
+    from snclr.runtime.progress import print_wrapped
 
     argv = normalize_spelling(argv, COMMANDS)
     name = command_name(argv)
@@ -80,7 +81,7 @@ def _parse_and_run(argv: Sequence[str], status: StatusLine) -> int:
     except CycloptsError as error:
         flags = flag_names(command) if command else []
         instead = COMMANDS.get(str(name), {}).get("instead", {})
-        print(f"snclr{f' {name}' if name else ''}: {reason(error, name, argv, flags, instead)}", file=sys.stderr)
+        print_wrapped(f"snclr{f' {name}' if name else ''}: {reason(error, name, argv, flags, instead)}", sys.stderr)
         print(usage(name, command), file=sys.stderr)
         return 2
     return 0 if command is None or arguments is None else _run(command, str(name), arguments, argv, status)
@@ -134,6 +135,7 @@ def _run(
     """Call the command. Print its result on rank 0, and a UserError on each rank that raises one."""
     from snclr.cli.flags import given_flags, with_flags
     from snclr.errors import OtherRankError, UserError
+    from snclr.runtime.progress import print_wrapped
     from snclr.runtime.stop import StopRequested, rank_exit_code
 
     as_json = bool(arguments.arguments.get("json"))
@@ -154,7 +156,7 @@ def _run(
     except OtherRankError:  # the rank that failed prints the reason
         return 2
     except UserError as error:
-        print(f"snclr {name}: {with_flags(str(error), given_flags(command, argv))}", file=sys.stderr)
+        print_wrapped(f"snclr {name}: {with_flags(str(error), given_flags(command, argv))}", sys.stderr)
         return 2
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EACCES, errno.EROFS):

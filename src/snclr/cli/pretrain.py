@@ -11,6 +11,7 @@ from snclr.api.pretrain import doctor, plan, pretrain
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table, size
 from snclr.errors import count, snclr_command
+from snclr.runtime.progress import print_wrapped
 
 if TYPE_CHECKING:
     from snclr.diagnostics.suite import DoctorResult
@@ -68,7 +69,8 @@ def show_plan(plan: RunPlan) -> None:
     """Print one fact per line, then the warnings."""
     print_table(["", ""], _facts(plan), left=2)
     for warning in plan.warnings:
-        print(f"\n{warning}")
+        print()
+        print_wrapped(warning)
 
 
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from snclr.api.report import curate, explore, report
 from snclr.cli.flags import Command
 from snclr.cli.output import size
 from snclr.explorer.jobs import THREADS
+from snclr.runtime.progress import print_wrapped
 
 if TYPE_CHECKING:
     from snclr.evaluation.results import CurateResult
@@ -79,7 +80,7 @@ def show_curate(result: CurateResult) -> None:
         print(f"  … and {result.found - 8:,} more")
     print(f"wrote {result.file}" + (f" and {result.keep}" if result.keep else ""))
     for warning in result.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print_wrapped(f"warning: {warning}", sys.stderr)
     if result.skipped:
         print(f"unreadable images: {result.skipped:,}, left out of the lists")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -66,6 +67,8 @@ class Progress:
     clock: Callable[[], float] = time.monotonic
     values: dict[str, Any] = field(default_factory=dict, init=False)
     """The latest value of each name, such as the loss."""
+    notice: str = field(default="", init=False)
+    """A line below the bar."""
 
     def __post_init__(self) -> None:
         self.description = _prefix + self.description
@@ -80,11 +83,13 @@ class Progress:
         if not self.quiet and _is_terminal(self.stream):
             _pause_status(self, True)
             self._bar = _start_bar(self)
+            _bars.append(self)
         return self
 
     def __exit__(self, error: object = None, *_: object) -> None:
         """End the bar. After an error or a stop, remove it from the screen."""
         if self._bar is not None:
+            _bars.remove(self)
             _pause_status(self, False)
             self._bar.live.transient = error is not None
             self._attempt(self._refresh)
@@ -145,7 +150,8 @@ class Progress:
     def _pace(self) -> Iterable[str]:
         yield f"{self.done:,} {self.unit}" if self.total is None else f"{self._percent()}%"
         if self.unit and self.rate is not None and self._updates > 1:
-            yield f"{_short(self.rate)} {self.unit}/s"
+            is_slow = 0 < self.rate < 0.1
+            yield f"{1 / self.rate:.1f} s per {self.unit[:-1]}" if is_slow else f"{_short(self.rate)} {self.unit}/s"
         if self.seconds_left is not None and self._percent() != 100:
             yield f"{duration(self.seconds_left)} left"
 
@@ -165,7 +171,8 @@ class Progress:
         if self._bar is None:
             print(text, file=self.stream, flush=True)
         else:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console = self._bar.console
+            console.print(wrap_words(text, console.width), markup=False, highlight=False, soft_wrap=True)
 
     def _attempt(self, show: Callable[[], None]) -> None:
         """Show something; after an error, e.g. of a closed terminal or pipe, show nothing more."""
@@ -177,6 +184,7 @@ class Progress:
 
 
 _prefix = ""
+_bars: list[Progress] = []
 
 
 @contextmanager
@@ -193,6 +201,17 @@ def progress_of(name: str) -> Iterator[None]:
         yield
     finally:
         _prefix = ""
+
+
+def show_notice(text: str) -> bool:
+    """Show a line below the current bar, also from a signal handler; return False if there is no bar."""
+    if not _bars:
+        return False
+    progress = _bars[-1]
+    progress.notice = text
+    # Another thread waits for the lock of the bar, which this one may hold.
+    threading.Thread(target=progress._attempt, args=(progress._refresh,), daemon=True).start()
+    return True
 
 
 def _start_bar(progress: Progress) -> Any:
@@ -213,7 +232,8 @@ def _start_bar(progress: Progress) -> Any:
             for task in self.tasks:
                 task.fields["pace"] = " · ".join(pace)
             yield from super().get_renderables()
-            yield from (Text(f"  {line}", no_wrap=True) for line in _fill_lines(below, console.width - 2))
+            lines = _fill_lines(below, console.width - 2) + [progress.notice] * bool(progress.notice)
+            yield from (Text(f"  {line}", no_wrap=True) for line in lines)
 
     columns = (
         SpinnerColumn("line", finished_text=" "), TextColumn("{task.description}", markup=False),
@@ -238,6 +258,30 @@ def _fill_lines(parts: Iterable[str], width: int) -> list[str]:
     text = " · ".join(part.replace(" ", "\xa0") for part in parts)  # lines do not end at a no-break space
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return [line.strip(" ·").replace("\xa0", " ") for line in lines]
+
+
+def wrap_words(text: str, width: int) -> str:
+    """Break lines longer than `width` between words; paths, quoted commands and indented lines are not broken.
+
+    >>> print(wrap_words("2 images cannot be read. Remove them, or run `snclr plan`.", 25))
+    2 images cannot be read.
+      Remove them, or run
+      `snclr plan`.
+    """
+    lines = []
+    for line in text.split("\n"):
+        whole = re.sub(r"`[^`]*`|(?<!\w)'[^']*'(?!\w)", lambda quoted: quoted.group().replace(" ", "\xa0"), line)
+        parts = textwrap.wrap(
+            whole, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )  # fmt: skip
+        lines += [part.replace("\xa0", " ") for part in parts] if len(line) > width and line[0] != " " else [line]
+    return "\n".join(lines)
+
+
+def print_wrapped(text: str, stream: TextIO | None = None) -> None:
+    """Print a message to stdout or another stream; on a terminal, its lines are broken between words."""
+    stream = stream or sys.stdout
+    print(wrap_words(text, shutil.get_terminal_size().columns) if _is_terminal(stream) else text, file=stream)
 
 
 class StatusLine:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from snclr.runtime.early_interrupt import exit_at_once, write_interrupted
+from snclr.runtime.progress import show_notice
 
 Item = TypeVar("Item")
 
@@ -155,7 +156,9 @@ class StopFlag:
             if self._interrupts > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise KeyboardInterrupt
             if self._interrupts == 1 and os.isatty(2) and STARTED_BY not in os.environ:  # a step can take a minute
-                os.write(2, b"\nstopping: saving first; press Ctrl-C again to stop at once\n")
+                text = "stopping: saving first; press Ctrl-C again to stop at once"
+                if not show_notice(text):
+                    os.write(2, f"\n{text}\n".encode())
         if self.interrupts_wait:
             self.interrupts_wait = False
             raise StopRequested(signum)

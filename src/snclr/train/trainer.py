@@ -37,7 +37,7 @@ from snclr.distributed.collectives import (
 )
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
-from snclr.runtime.progress import Progress
+from snclr.runtime.progress import Progress, print_wrapped
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.metrics import MetricsLog
 
@@ -275,7 +275,7 @@ def load_latest_checkpoint(
     def warn(text: str) -> None:
         _log.warning(text)
         if not quiet:
-            print(f"warning: {text}", file=sys.stderr)
+            print_wrapped(f"warning: {text}", sys.stderr)
 
     found: Checkpoint | None = None
     with raise_on_all_ranks():

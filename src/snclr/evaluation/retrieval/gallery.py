@@ -128,7 +128,7 @@ class Queries:
         search = space.features(session, dataset, space.search, "queries")
         if space.criterion is None:
             return cls(dataset, search, search.features)
-        return cls(dataset, search, space.features(session, dataset, "y1", "queries (for w)").features)
+        return cls(dataset, search, space.features(session, dataset, "y1", "queries: features for w").features)
 
     def take(self, rows: Tensor) -> Queries:
         """Select rows by position."""
