@@ -78,7 +78,7 @@ def report(
             raise UserError("--data and --class-names apply to the report of one run. Omit them, or give one run")
         run_dirs = [open_run(one) for one in (run, *others)]
         if len({one.path.resolve() for one in run_dirs}) < len(run_dirs):
-            raise UserError("a run was given twice. Give each run once")
+            raise UserError("a run was given twice. Give each run once.")
         from snclr.reports.build import write_overlay
 
         return write_overlay(run_dirs, run_dirs[0].runs_report if out is None else Path(out))

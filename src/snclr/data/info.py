@@ -36,7 +36,7 @@ def inspect_dataset(data: str) -> DatasetInfo:
     from snclr.data.labels import chance_levels
 
     if not data:
-        raise UserError("data is missing: give --data (the images to train on)")
+        raise UserError("data is missing. Give the images to train on.")
     dataset = open_dataset(data, split="train", download=True)
     classes = 0 if dataset.labels is None else len(np.unique(dataset.labels[dataset.labels >= 0]))
     chance = chance_levels(dataset.labels)

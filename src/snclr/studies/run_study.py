@@ -10,6 +10,7 @@ from typing import Any
 
 from snclr.io.atomic import check_writable, write_atomic
 from snclr.io.locking import FileLock, lock_folder
+from snclr.runtime.progress import set_status
 from snclr.studies.conditions import best_settings, measured_seconds
 from snclr.studies.options import StudyOptions
 from snclr.studies.protocol import StageResults, study_record
@@ -152,6 +153,7 @@ def estimate_study(study: Study) -> StudyEstimate:
     source = "from the finished runs"
     trained = [run for run in pending if study.images(run)]
     if not rates and trained:
+        set_status(f"measuring some steps of {trained[0].label}")
         rates = _measure_rate(trained[0])
         source = f"from a few steps of {trained[0].label}; other rows may differ"
     return StudyEstimate(
