@@ -36,16 +36,18 @@ def test_rows_are_sorted_and_the_reference_is_labeled(monkeypatch: pytest.Monkey
     points = axis.collections[0].get_offsets()
     assert points[:, 0].tolist() == pytest.approx([70.0, 50.0, 40.0])
     assert points[:, 1].tolist() == sorted(points[:, 1])
-    assert figure.get_suptitle() == "kNN accuracy on pets: comparison of methods, 2 seeds"
+    assert figure.get_suptitle() == "pets: 3 rows, 2 seeds"
+    assert axis.get_xlabel() == "kNN top-1 (%)"
     cost = drawn(monkeypatch, a_table(seeds=2, kind="cost", title="pets: seconds per step"))
     assert [label.get_text() for label in cost.axes[0].get_yticklabels()] == ["byol", "snclr", "simclr"]
-    assert cost.get_suptitle() == "Cost on pets: seconds per step"
+    assert cost.get_suptitle() == "pets: seconds per step"
+    assert cost.axes[0].get_xlabel() == "seconds per step"
 
 
 def test_one_seed_has_no_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     figure = drawn(monkeypatch, a_table(seeds=1, title="pets: number of neighbors K"))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["seed 0"]
-    assert figure.get_suptitle() == "kNN accuracy on pets: number of neighbors K, 1 seed"
+    assert figure.get_suptitle() == "pets: number of neighbors K"
     several = drawn(monkeypatch, a_table(seeds=2))
     assert "mean ± standard deviation" in [text.get_text() for text in several.legends[0].get_texts()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -139,7 +140,6 @@ def explore(
         opened = checked_session(run, data, test, gallery, device=device, cache=cache, quiet=True)
         from snclr.explorer import static as static_folder
         from snclr.explorer.explorer import Explorer
-        from snclr.explorer.security import new_token
         from snclr.explorer.server import make_server
 
         if static is not None:
@@ -150,7 +150,7 @@ def explore(
         stack.callback(explorer.jobs.close)  # before it is joined
         if static is not None:
             return static_folder.write_static(explorer, Path(static), images=images, quiet=quiet)
-        token = new_token()
+        token = secrets.token_urlsafe(24)
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
         explorer.start()
         server = make_server(explorer, listener.getsockname()[1], token)

@@ -83,7 +83,7 @@ class Explorer:
         """Return what was opened, in one line."""
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
         parts = [f"{self.run.path}{step}, {count(len(self.images.dataset), 'image')} of {self.images.dataset.name}"]
-        parts += [f"compared with {run.path}" for name, run in self.runs.items() if name == "b"]
+        parts += [f"compared with {self.runs['b'].path}"] if "b" in self.runs else []
         titles = {"extra": "gallery", "test": "test images"}
         parts += [f"{titles[name]} {each.dataset.name}" for name, each in self.sets.items() if name in titles]
         return ", ".join(parts)
@@ -170,11 +170,10 @@ class Explorer:
 
     def graph(self, run: OpenedRun) -> Graph:
         """Return the exact neighbor graph of the encoder features, or raise Pending."""
-
-        def compute(job: Job) -> Graph:
-            return neighbor_graph(self.features(run, "encoder").features, GRAPH_K, job.report)
-
-        return self.jobs.get(f"graph/{run.name}", f"exact neighbors of {len(self.images.dataset):,} images", compute)
+        return self.jobs.get(
+            f"graph/{run.name}", f"exact neighbors of {len(self.images.dataset):,} images",
+            lambda job: neighbor_graph(self.features(run, "encoder").features, GRAPH_K, job.report),
+        )  # fmt: skip
 
     def sample(self, count: int = SAMPLE) -> Tensor:
         """Return the ids of `count` images, or of all if there are fewer."""

@@ -23,11 +23,6 @@ _HEADERS = {
 }
 
 
-def new_token() -> str:
-    """Return a random token of 192 bits."""
-    return secrets.token_urlsafe(24)
-
-
 class Guard:
     """Check Host, Origin and token of each request before the application, and add the security headers.
 

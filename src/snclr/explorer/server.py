@@ -8,6 +8,7 @@ import json
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -65,81 +66,100 @@ ENDPOINTS: dict[str, Callable[..., Any]] = {
 
 def build_app(explorer: Explorer, token: str, port: int) -> Guard:
     """Return the application, guarded by token, Host and Origin."""
-    files = {file.name for file in ASSETS.iterdir()}
-
-    def asset(request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
-        return FileResponse(ASSETS / name) if name in files else Response("not found\n", 404)
-
-    def image(request: Request) -> Response:
-        ref = explorer.ref(request.path_params["set"], request.path_params["id"])
-        wanted = _whole_number("side", request.query_params.get("side", "96"))
-        side = next((side for side in SIDES if side >= wanted), SIDES[-1])
-        data, kind = explorer.thumbnail(ref, side)
-        caching = "no-store" if ref.set == "queries" else "private, max-age=3600"
-        return Response(data, media_type=kind, headers={"cache-control": caching})
-
-    async def upload(request: Request) -> Response:
-        data = await _body(request, MAX_UPLOAD_BYTES)
-        title = unquote(request.headers.get("x-file-name", ""))[:200] or "dropped image"
-        ref = await run_in_threadpool(explorer.add_query, data, title)
-        return JSONResponse(explorer.describe(ref))
-
-    async def box(request: Request) -> Response:
-        body = _json(await _body(request, 10_000))
-        try:
-            ref = explorer.ref(str(body["set"]), body["id"])
-            left, top, right, bottom = (float(value) for value in body["box"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the box cannot be read: {error}") from error
-        ref = await run_in_threadpool(explorer.add_box, ref, (left, top, right, bottom))
-        return JSONResponse(explorer.describe(ref))
-
-    async def export(request: Request) -> Response:
-        body = _json(await _body(request, MAX_UPLOAD_BYTES))
-        text = await run_in_threadpool(curate.export, explorer, body)
-        headers = {"content-disposition": 'attachment; filename="snclr-list.txt"'}
-        return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
-
-    async def events(request: Request) -> Response:
-        run = explorer.opened(request.query_params.get("run", "a"))
-
-        async def stream() -> AsyncIterator[str]:
-            known = -1
-            while not explorer.jobs.closed and not await request.is_disconnected():
-                size = run.dir.metrics.stat().st_size if run.dir.metrics.is_file() else 0
-                if size != known:
-                    known = size
-                    yield f"data: {json.dumps(await run_in_threadpool(training.summary, run))}\n\n"
-                else:
-                    yield ": alive\n\n"
-                await asyncio.sleep(_EVENT_SECONDS)
-
-        return StreamingResponse(stream(), media_type="text/event-stream")
-
-    def reader(function: Callable[..., Any]) -> Callable[[Request], Response]:
-        def answer(request: Request) -> Response:
-            value = call(function, explorer, request.query_params)
-            if isinstance(value, np.ndarray):
-                return Response(
-                    np.ascontiguousarray(value, np.float32).tobytes(), media_type="application/octet-stream"
-                )
-            return JSONResponse(value)
-
-        return answer
-
     routes = [
-        Route("/", asset),
-        Route("/assets/{name}", asset),
-        Route("/image/{set}/{id}", image),
-        Route("/api/query", upload, methods=["POST"]),
-        Route("/api/box", box, methods=["POST"]),
-        Route("/api/export", export, methods=["POST"]),
-        Route("/api/events", events),
-        *(Route(f"/api/{name}", reader(function)) for name, function in ENDPOINTS.items()),
+        Route("/", _asset),
+        Route("/assets/{name}", _asset),
+        Route("/image/{set}/{id}", _image),
+        Route("/api/query", _upload, methods=["POST"]),
+        Route("/api/box", _box, methods=["POST"]),
+        Route("/api/export", _export, methods=["POST"]),
+        Route("/api/events", _events),
+        *(Route(f"/api/{name}", partial(_value, function)) for name, function in ENDPOINTS.items()),
     ]
     handlers: dict[Any, Any] = dict.fromkeys((Pending, UserError, BadImage), _failure)
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, port)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.explorer = explorer
+    return Guard(app, token, port)
+
+
+def _explorer(request: Request) -> Explorer:
+    explorer: Explorer = request.app.state.explorer
+    return explorer
+
+
+def _asset(request: Request) -> Response:
+    """Return a file of the page."""
+    name = request.path_params.get("name", "index.html")
+    is_known = name in {file.name for file in ASSETS.iterdir()}
+    return FileResponse(ASSETS / name) if is_known else Response("not found\n", 404)
+
+
+def _image(request: Request) -> Response:
+    """Return an image in the smallest of the sizes that is not below the requested one."""
+    explorer = _explorer(request)
+    ref = explorer.ref(request.path_params["set"], request.path_params["id"])
+    wanted = _whole_number("side", request.query_params.get("side", "96"))
+    side = next((side for side in SIDES if side >= wanted), SIDES[-1])
+    data, kind = explorer.thumbnail(ref, side)
+    caching = "no-store" if ref.set == "queries" else "private, max-age=3600"
+    return Response(data, media_type=kind, headers={"cache-control": caching})
+
+
+async def _upload(request: Request) -> Response:
+    """Keep an uploaded image as a query."""
+    explorer = _explorer(request)
+    data = await _body(request, MAX_UPLOAD_BYTES)
+    title = unquote(request.headers.get("x-file-name", ""))[:200] or "dropped image"
+    ref = await run_in_threadpool(explorer.add_query, data, title)
+    return JSONResponse(explorer.describe(ref))
+
+
+async def _box(request: Request) -> Response:
+    """Keep a box of an image as a query."""
+    explorer = _explorer(request)
+    body = _json(await _body(request, 10_000))
+    try:
+        ref = explorer.ref(str(body["set"]), body["id"])
+        left, top, right, bottom = (float(value) for value in body["box"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the box cannot be read: {error}") from error
+    ref = await run_in_threadpool(explorer.add_box, ref, (left, top, right, bottom))
+    return JSONResponse(explorer.describe(ref))
+
+
+async def _export(request: Request) -> Response:
+    """Return the list file of a curation."""
+    body = _json(await _body(request, MAX_UPLOAD_BYTES))
+    text = await run_in_threadpool(curate.export, _explorer(request), body)
+    headers = {"content-disposition": 'attachment; filename="snclr-list.txt"'}
+    return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _events(request: Request) -> Response:
+    """Send the data of the screen Run whenever a line is added to its metrics."""
+    explorer = _explorer(request)
+    run = explorer.opened(request.query_params.get("run", "a"))
+
+    async def stream() -> AsyncIterator[str]:
+        known = -1
+        while not explorer.jobs.closed and not await request.is_disconnected():
+            size = run.dir.metrics.stat().st_size if run.dir.metrics.is_file() else 0
+            if size != known:
+                known = size
+                yield f"data: {json.dumps(await run_in_threadpool(training.summary, run))}\n\n"
+            else:
+                yield ": alive\n\n"
+            await asyncio.sleep(_EVENT_SECONDS)
+
+    return StreamingResponse(stream(), media_type="text/event-stream")
+
+
+def _value(function: Callable[..., Any], request: Request) -> Response:
+    """Return the value of a read-only endpoint: an array as its bytes, others as JSON."""
+    value = call(function, _explorer(request), request.query_params)
+    if isinstance(value, np.ndarray):
+        return Response(np.ascontiguousarray(value, np.float32).tobytes(), media_type="application/octet-stream")
+    return JSONResponse(value)
 
 
 def call(function: Callable[..., Any], explorer: Explorer, given: Mapping[str, str]) -> Any:

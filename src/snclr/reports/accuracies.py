@@ -51,13 +51,13 @@ class Accuracy:
 
 
 def eval_set_of(record: Mapping[str, Any]) -> EvalSet:
-    """Return the test set of a result; a record of an earlier version has it in the last clause of its protocol.
+    """Return the test set of a result.
 
     >>> eval_set_of({"data": "train a, test b/", "n": 120})
     EvalSet(name='train a, test b', n=120)
     """
-    name, n = record.get("data") or str(record.get("protocol", "")).rpartition("; ")[2], record.get("n")
-    name = _TRAILING_SLASH.sub("", str(name)) or "test set not recorded"
+    n = record.get("n")
+    name = _TRAILING_SLASH.sub("", str(record.get("data") or "test set not recorded"))
     return EvalSet(name, n if type(n) is int and n > 0 else None)
 
 

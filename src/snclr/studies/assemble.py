@@ -13,9 +13,9 @@ from snclr.errors import UserError, count
 from snclr.studies import paper
 from snclr.studies.conditions import TUNE_SEED, check_test_images, parse_budget, parse_tune
 from snclr.studies.options import StudyOptions
-from snclr.studies.runs import Evaluation, Row, parse_methods
+from snclr.studies.runs import Evaluation, Row, given_settings, parse_methods
 from snclr.studies.study import Study, check_settings, command_line, used_settings
-from snclr.train.config import fit_queue, resolve, settings_for_method
+from snclr.train.config import fit_queue, resolve
 
 DEFAULT_METHODS = "snclr,nnclr,mocov3"
 
@@ -26,8 +26,7 @@ def assemble_comparison(
 ) -> Study:  # fmt: skip
     """Return the study; raise UserError before anything is trained if it is not possible."""
     given, named = dict(settings), None if study is None else paper.get_study(study)
-    if methods is not None and not isinstance(methods, str):
-        methods = ",".join(methods)
+    methods = methods if methods is None or isinstance(methods, str) else ",".join(methods)
     flags = {
         "study": study, "methods": methods, "budget": budget, "tune": tune,
         "tune_seed": None if tune_seed == TUNE_SEED else tune_seed, "coco": coco, "name": name,
@@ -49,10 +48,8 @@ def assemble_comparison(
     own_test = options.test is not None or has_own_test_split(settings["data"])
     holds_out = options.eval_data is None and own_test  # tuning runs do not train on the validation images
     check_settings(settings, rows, axes, holds_out_validation=holds_out)
-    _check_neighbors(settings, rows, data)
+    _check_rows(options, settings, rows, data, detects=named is not None and named.needs_coco)
     evaluation, more = _evaluation(options, named, settings, data, rows, coco)
-    if not options.dry_run:
-        _check_machine(settings, rows, detects="detect" in evaluation.measures)
     return Study(
         options, name or study or "compare", _title(data, named, rows, options), rows, settings, evaluation, data,
         command_line("compare", {**flags, **options.recorded(), **given}), axes=axes, tune_seed=tune_seed,
@@ -74,14 +71,12 @@ def assemble_ablation(
     except ValueError:
         raise UserError(f"--values takes whole numbers, e.g. 10,30,50, not {values!r}") from None
     rows, rule = paper.ablation_rows(table, fit_queue(resolve(settings), data.images), data, numbers)
-    _check_neighbors(settings, rows, data)
+    _check_rows(options, settings, rows, data)
     evaluation, notes = Evaluation(kind="cost", steps=steps), list[str]()
     if table != "cost":
         evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
         evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
         notes += ["every row searches neighbors, even if its loss uses none, to measure neighbor purity"]
-    if not options.dry_run:
-        _check_machine(settings, rows)
     flags = {
         "table": table, "values": numbers, "steps": steps if table == "cost" and steps != 30 else None,
         "name": None if name == f"ablate-{table}" else name,
@@ -91,23 +86,24 @@ def assemble_ablation(
     return Study(options, name, title, rows, settings, evaluation, data, command, rule=rule, notes=notes)
 
 
-def _check_neighbors(settings: dict[str, Any], rows: Sequence[Row], data: DatasetInfo) -> None:
-    """Raise UserError before anything is trained if a row has more neighbors than images or queue entries."""
-    for row in rows:
-        fit_queue(resolve({**settings_for_method(row.settings["method"], settings), **row.settings}), data.images)
+def _check_rows(
+    options: StudyOptions, settings: dict[str, Any], rows: Sequence[Row], data: DatasetInfo, *, detects: bool = False
+) -> None:
+    """Raise UserError before anything is trained if a row cannot be trained.
 
-
-def _check_machine(settings: dict[str, Any], rows: Sequence[Row], *, detects: bool = False) -> None:
-    """Raise UserError before anything is trained if the device or, for detection, the encoder of a row does not fit."""
+    Its neighbors must fit the images and the queue. Unless it is a dry run, the device must fit and, for detection, the
+    encoder.
+    """
     from snclr.evaluation.detection.model import check_detectable
     from snclr.runtime.device import check_precision, pick_device
     from snclr.train.build import encoder_spec
 
     for row in rows:
-        config = resolve({**settings_for_method(row.settings["method"], settings), **row.settings})
-        check_precision(pick_device(config.device), config.precision)
-        if detects:
-            check_detectable(encoder_spec(config))
+        config = fit_queue(resolve(given_settings(row, settings)), data.images)
+        if not options.dry_run:
+            check_precision(pick_device(config.device), config.precision)
+            if detects:
+                check_detectable(encoder_spec(config))
 
 
 def _title(data: DatasetInfo, named: paper.NamedStudy | None, rows: Sequence[Row], options: StudyOptions) -> str:

@@ -36,8 +36,6 @@ TUNE_SEED = 1_000_000
 """Default seed of the tuning runs."""
 _FACTOR = re.compile(r"x\d*\.?\d+(?:e-?\d+)?")
 _SYNTAX = "--tune takes NAME=A,B,... with at least two values, e.g. lr=0.002,0.004 or lr=x0.5,x1,x2, not {text!r}"
-_HELD_OUT = "the data has no test split: the test images were seen in pre-training, without their labels"
-_SEEN = "the test images are among those of --data: they were seen in pre-training, without their labels"
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def parse_budget(text: str | None) -> Budget:
     if not equals:
         return Budget(kind)
     try:
-        amount = float(number.replace("_", ""))
+        amount = float(number)
     except ValueError:
         amount = 0.0
     if not 0 < amount < float("inf"):
@@ -165,36 +163,29 @@ def count_trials(axes: Sequence[Axis]) -> int:
 def row_trials(row: Row, axes: Sequence[Axis], resolved: Mapping[str, Any], seed: int) -> list[Trial]:
     """Return the trials of a row; `resolved` are all settings of its runs.
 
-    A row that has no setting of an axis repeats the other trials with further seeds, one for each value of that axis:
-    every row has equally many runs. An untrained row has nothing to tune.
+    Of each axis, the row takes the first setting that it has and that no earlier axis tunes. If it has none, it repeats
+    the other trials with further seeds, one for each value of that axis: every row has equally many runs. An untrained
+    row has nothing to tune.
     """
-    if row.untrained:
+    if row.untrained or not axes:
         return []
-    picked = _pick(row, axes, resolved)
-    trials = []
-    for position in itertools.product(*(range(len(axis)) for axis in axes)):
-        settings: dict[str, Any] = {}
-        repeat = 0
-        for axis, choice, index in zip(axes, picked, position, strict=True):
-            if choice is None:
-                repeat = repeat * len(axis) + index
-            else:
-                settings[choice[0]] = _value(row, choice[0], choice[1][index], resolved)
-        trials.append(Trial(settings, seed + repeat))
-    return trials if axes else []
-
-
-def _pick(row: Row, axes: Sequence[Axis], resolved: Mapping[str, Any]) -> list[tuple[str, tuple[Any, ...]] | None]:
-    """Return for each axis the first setting that the row has and that is not tuned already; None if it has none."""
-    picked: list[tuple[str, tuple[Any, ...]] | None] = []
+    tuned: set[str] = set()
+    values_of_axes: list[list[dict[str, Any]]] = []
     for axis in axes:
-        taken = {choice[0] for choice in picked if choice is not None}
-        has = [choice for choice in axis.choices if choice[0] in resolved and choice[0] not in taken]
-        free = [choice for choice in has if choice[0] not in row.settings]
-        if has and not free:
-            raise UserError(f"{row.label!r} and --tune both set {has[0][0]}; leave one of them out")
-        picked.append(free[0] if free else None)
-    return picked
+        own = {name: values for name, values in axis.choices if name in resolved and name not in tuned}
+        name = next((name for name in own if name not in row.settings), None)
+        if name is not None:
+            tuned.add(name)
+            values_of_axes.append([{name: _value(row, name, value, resolved)} for value in own[name]])
+        elif own:
+            raise UserError(f"{row.label!r} and --tune both set {next(iter(own))}; leave one of them out")
+        else:
+            values_of_axes.append([{}] * len(axis))
+    trials: list[Trial] = []
+    for values in itertools.product(*values_of_axes):
+        settings = {name: value for part in values for name, value in part.items()}
+        trials.append(Trial(settings, seed + sum(trial.settings == settings for trial in trials)))
+    return trials
 
 
 def _value(row: Row, name: str, value: Any, resolved: Mapping[str, Any]) -> Any:
@@ -231,14 +222,16 @@ def check_test_images(
 
     train, test, _ = open_splits(evaluation.data or data, evaluation.test)
     labels, test_labels = match_labels(train, test)
-    note = _overlap_note(evaluation, data, test)
+    reason = _overlap(evaluation, data, test)
     supervised = [method for row in rows if METHODS[method := row.settings["method"]].needs_labels]
-    if note and supervised:
+    if reason and supervised:
         raise UserError(
-            f"the method {supervised[0]} would learn from the labels of the test images: {note.partition(':')[0]}."
+            f"the method {supervised[0]} would learn from the labels of the test images: {reason}."
             f" Give a dataset with train/ and test/ folders, or leave {supervised[0]} out."
         )
-    notes = [_chance_note(info, _class_sizes(test_labels)), *([note] if note else [])]
+    notes = [_chance_note(info, _class_sizes(test_labels))]
+    if reason:
+        notes.append(f"the test images were seen in pre-training, without their labels: {reason}")
     smallest, k = int(_class_sizes(labels).min()), evaluation.k
     if k != "auto" and k > smallest:
         of_class = count(smallest, "training image")
@@ -264,18 +257,18 @@ def _chance_note(info: DatasetInfo, sizes: npt.NDArray[np.int64]) -> str:
     )
 
 
-def _overlap_note(evaluation: Evaluation, data: str, test: ImageDataset) -> str:
-    """Return a note if test images are trained on. Images are compared: --eval-data may be a copy of --data."""
+def _overlap(evaluation: Evaluation, data: str, test: ImageDataset) -> str:
+    """Return why test images are trained on, or "". Images are compared: --eval-data may be a copy of --data."""
     import numpy as np
 
     from snclr.data.datasets.base import open_dataset
     from snclr.data.splits import holds_out_test, same_images
     from snclr.evaluation.trained_on import count_trained_on
 
-    held_out = holds_out_test(evaluation.data or data, evaluation.test)
+    held_out = "the data has no test split" if holds_out_test(evaluation.data or data, evaluation.test) else ""
     if evaluation.data is None and evaluation.test is None:
-        return _HELD_OUT if held_out else ""
+        return held_out
     trained_on = open_dataset(data, split="train", download=True)
     # Some files may be equal by chance, e.g. empty ones, so that only a copy of all test images counts.
     seen = np.isin(*same_images(test, trained_on)).any() or count_trained_on(test, trained_on) == len(test)
-    return (_HELD_OUT if held_out else _SEEN) if seen else ""
+    return (held_out or "they are among those of --data") if seen else ""

@@ -91,10 +91,9 @@ class StudyOptions:
         """Return the input of the process that trains a run, as JSON values."""
         folder = str(self.run_dir(run))
         return {
-            "key": run.key, "label": run.label, "given": run.given, "settings": run.settings,
-            "data": {"name": dataset_name(run.given["data"]), "fingerprint": run.data},
-            "evaluation": asdict(run.evaluation), "folder": folder, "attempts": f"{folder}.attempts.jsonl",
-            "record": str(self.records.path(run)), "keep_runs": self.keep_runs, "jobs": self.jobs,
+            **asdict(run), "key": run.key, "data": {"name": dataset_name(run.given["data"]), "fingerprint": run.data},
+            "folder": folder, "attempts": f"{folder}.attempts.jsonl", "record": str(self.records.path(run)),
+            "keep_runs": self.keep_runs, "jobs": self.jobs,
         }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ import yaml
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError, did_you_mean
 from snclr.recipes import get_recipe
-from snclr.studies.runs import MEASURES, UNTRAINED, Row
-from snclr.train.config import PretrainConfig, fit_queue, resolve, settings_for_method
+from snclr.studies.runs import MEASURES, UNTRAINED, Row, given_settings
+from snclr.train.config import PretrainConfig, fit_queue, resolve
 
 PAPER_NEIGHBORS = (10, 30, 50)
 PAPER_ENTRIES_PER_CLASS = 128
@@ -215,7 +215,7 @@ def _ablation_rows(
 
 def _resolve_snclr(settings: Mapping[str, Any]) -> PretrainConfig:
     """Resolve the settings for SNCLR, to know those that do not depend on the method."""
-    return resolve({"method": "snclr", **settings_for_method("snclr", settings)})
+    return resolve(given_settings(_row("snclr"), settings))
 
 
 def ablation_rows(

@@ -133,13 +133,17 @@ class Run:
         return f"{self.label}, seed {self.seed}"
 
 
+def given_settings(row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a row: its own, and the common ones that its method uses."""
+    return {**settings_for_method(row.settings["method"], common), **row.settings}
+
+
 def make_run(
     row: Row, seed: int, common: Mapping[str, Any], *, data: str, evaluation: Evaluation, **overrides: Any
 ) -> Run:
-    """Resolve the settings of one row and seed; common settings that its method does not use are left out."""
-    method = str(row.settings["method"])
+    """Resolve the settings of one row and seed."""
     evaluation = dataclasses.replace(evaluation, untrained=row.untrained)
-    given = {**settings_for_method(method, common), **row.settings, **overrides, "seed": seed}
+    given = {**given_settings(row, common), **overrides, "seed": seed}
     settings = {name: value for name, value in resolve(given).to_dict().items() if name not in ENVIRONMENT}
     if settings.get("init_from"):
         settings["init_from"] = _weights_digest(str(settings["init_from"]))

@@ -13,7 +13,7 @@ from snclr.errors import UserError
 from snclr.methods import METHODS
 from snclr.studies import conditions
 from snclr.studies.options import StudyOptions
-from snclr.studies.runs import ASSIGNED, Evaluation, Row, Run, make_run
+from snclr.studies.runs import ASSIGNED, Evaluation, Row, Run, given_settings, make_run
 from snclr.train.config import resolve, settings_for_method
 
 
@@ -164,8 +164,7 @@ def check_settings(
         raise UserError(f"none of the methods ({', '.join(methods)}) uses {unused[0]}; leave the flag out")
     for row in rows:
         method = row.settings["method"]
-        resolved = resolve({**settings_for_method(method, settings), **row.settings}).to_dict()
-        conditions.row_trials(row, axes, resolved, 0)
+        conditions.row_trials(row, axes, resolve(given_settings(row, settings)).to_dict(), 0)
         if axes and METHODS[method].needs_labels and not holds_out_validation:
             raise UserError(
                 f"--tune cannot be used with the method {method} here: it would train on the labels of the validation"

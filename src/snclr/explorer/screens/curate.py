@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from snclr.errors import UserError
 from snclr.evaluation.analysis.curation import diverse_subset, format_list, leaks, outlier_scores, suspect_labels
 from snclr.evaluation.analysis.graph import mutual
 from snclr.explorer.explorer import GRAPH_K, Explorer, ImageRef
-from snclr.explorer.jobs import Job
 from snclr.explorer.opened_run import OpenedRun
 
 MAX_PAIRS = 4_000
@@ -74,11 +72,10 @@ def suspects(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
 def diverse(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return up to 1,000 images in the order of a diverse subset; the first m are the subset of m."""
     features = explorer.features(run, "encoder")
-
-    def compute(job: Job) -> tuple[Tensor, Tensor]:
-        return diverse_subset(features.features, min(MAX_SUBSET, len(features.ids)), job.report)
-
-    rows, cosines = explorer.jobs.get(f"diverse/{run.name}", "diverse subset", compute)
+    rows, cosines = explorer.jobs.get(
+        f"diverse/{run.name}", "diverse subset",
+        lambda job: diverse_subset(features.features, min(MAX_SUBSET, len(features.ids)), job.report),
+    )  # fmt: skip
     chosen = zip(features.ids[rows].tolist(), cosines.tolist(), strict=True)
     images = [explorer.image(index, cosine=cosine) for index, cosine in chosen]
     return {"images": images, "count": len(features.ids)}

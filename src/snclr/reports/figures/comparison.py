@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snclr.errors import count
 from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
 
 # The colorblind-safe palette of Okabe and Ito without yellow, which is too light on white.
@@ -47,7 +45,7 @@ def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
         axis.set_xlabel(title, color=INK)
         axis.set_yticks(range(len(rows)), [row["label"] for row in rows] if number == 0 else [""] * len(rows))
         axis.set_ylim(len(rows) - 0.4, -0.6)
-    _finish(figure, axes[0], _heading(table), path)
+    _finish(figure, axes[0], table["title"], path)
     return True
 
 
@@ -86,22 +84,9 @@ def draw_neighbor_purity(
             )  # fmt: skip
     if not any(axis.lines for axis in axes):
         return False
-    data = study["title"].partition(": ")[0]
-    seeds = "1 seed" if len(study["seeds"]) == 1 else f"mean ± standard deviation of {len(study['seeds'])} seeds"
-    _finish(figure, axes[0], f"Neighbors during training on {data}, {seeds}", path)
+    shown = "" if len(study["seeds"]) == 1 else ", mean ± standard deviation over seeds"
+    _finish(figure, axes[0], f"{study['title']}: neighbors during training{shown}", path)
     return True
-
-
-def _heading(table: Mapping[str, Any]) -> str:
-    """Return the title: what was measured, on which data, what the rows are, and the number of seeds."""
-    data, _, topic = table["title"].partition(": ")
-    topic = re.sub(r"(, )?\d+ rows?, \d+ seeds?$", "", topic) or "comparison of methods"
-    if table["kind"] == "cost":
-        return f"Cost on {data}: {topic}"
-    if not set(table["metrics"]) <= {"knn", "linear"}:
-        return table["title"]
-    what = " and ".join("kNN" if metric == "knn" else metric for metric in table["metrics"])
-    return f"{what} accuracy on {data}: {topic}, {count(len(table['seeds']), 'seed')}"
 
 
 def _draw_reference(axis: Any, row: Mapping[str, Any], name: str, scale: float) -> None:
