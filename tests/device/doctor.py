@@ -14,7 +14,7 @@ from typing import Any
 from snclr.diagnostics.kernels import check_kernels
 from snclr.diagnostics.methods import CASES, difference, reference, step_with_overflow, train_steps
 from snclr.diagnostics.recipe import random_batch, step_parts
-from snclr.diagnostics.setup import Setup, on_device, tiny_batches, tiny_config
+from snclr.diagnostics.setup import Setup, tiny_batches, tiny_config
 from snclr.train.build import build_task
 from tests.device.steps import PretendedFabric, start
 from tests.helpers.pretended_gpu import NAME, PretendedGpu
@@ -34,7 +34,7 @@ def main() -> None:
         }
         with tempfile.TemporaryDirectory() as folder:
             task = build_task(tiny_config(out=folder), PretendedFabric(1))
-            found["overflow"] = step_with_overflow(task, on_device(batches[0], task.fabric.device))
+            found["overflow"] = step_with_overflow(task, task.fabric.to_device(batches[0]))
             parts = step_parts(task)
             for part in parts.values():
                 part()

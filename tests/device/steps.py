@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning_fabric.utilities.apply_func import move_data_to_device
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from snclr.methods.config import METHODS
@@ -55,6 +56,9 @@ class PretendedFabric:
 
     def convert_input(self, views: Any) -> Any:
         return views
+
+    def to_device(self, batch: Any) -> Any:
+        return move_data_to_device(batch, self.device)
 
     def no_backward_sync(self, module: Any, enabled: bool) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -80,7 +80,7 @@ def test_the_key_is_independent_of_environment_and_label():
 
 def test_runs_that_differ_in_evaluation_share_the_training():
     assert run(evaluation=Evaluation(k=20)).folder == run().folder
-    assert run(evaluation=Evaluation(k=20)).record != run().record
+    assert run(evaluation=Evaluation(k=20)).record_name != run().record_name
     assert run(seed=1).folder != run().folder
 
 

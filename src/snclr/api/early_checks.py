@@ -80,7 +80,7 @@ def check_query(run: str | Path, image: str | Path, data: str | None = None, *, 
     config = RunDir(run).config
     if data is None and config.is_file():
         data = read_config(config).get("data")
-    if isinstance(data, str) and data.lower() not in ("demo", *BUILTIN) and _is_local(Path(data).expanduser()):
+    if isinstance(data, str) and data.lower() not in ("demo", *BUILTIN) and _is_folder_or_list(Path(data).expanduser()):
         load_query(image, open_queries(image, open_dataset(data, split=split or "train")))
 
 
@@ -161,7 +161,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     check_weights(resolved.init_from)
     check_device(resolved.device, resolved.precision)
     check_folder(resolved.out)
-    if _is_local(Path(resolved.data).expanduser()):  # enough images for the batch size and K?
+    if _is_folder_or_list(Path(resolved.data).expanduser()):  # enough images for the batch size and K?
         images = len(open_dataset(resolved.data, split="train"))
         fit_queue(resolved, images)
         steps_per_epoch(images, resolved.batch_size)
@@ -178,7 +178,7 @@ def check_weights(weights: str | Path | None) -> None:
         )
 
 
-def _is_local(path: Path) -> bool:
+def _is_folder_or_list(path: Path) -> bool:
     """Return whether the path is a folder of images or a list."""
     from snclr.data.shards.open import is_shard_folder
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from snclr.data.loader import Batch
-from snclr.diagnostics.setup import CheckRow, Setup, exact_float32, on_device, open_task, tiny_batches, tiny_config
+from snclr.diagnostics.setup import CheckRow, Setup, exact_float32, open_task, tiny_batches, tiny_config
 from snclr.errors import UserError
 from snclr.methods.config import METHODS
 from snclr.runtime.device import limit_threads
@@ -83,7 +83,7 @@ def train_steps(task: PretrainTask) -> Tensor:
     before = trained_weights(task)
     with exact_float32(task.fabric.device), limit_threads(1):  # more threads slow down such a small network
         for batch in tiny_batches(task.config.method, task.config.image_size):
-            task.training_step(on_device(batch, task.fabric.device))
+            task.training_step(task.fabric.to_device(batch))
     return trained_weights(task) - before
 
 
@@ -101,7 +101,7 @@ def check_overflow(setup: Setup) -> Iterator[CheckRow]:
     """Force values that are not finite: a step must change no weights, with an error or by skipping."""
     advice = "Do not train on this machine: a step with values that are not finite would ruin the weights."
     task = open_task(tiny_config(device=setup.device, out=str(setup.folder / "overflow")))
-    batches = [on_device(batch, task.fabric.device) for batch in tiny_batches("snclr", task.config.image_size)[:2]]
+    batches = [task.fabric.to_device(batch) for batch in tiny_batches("snclr", task.config.image_size)[:2]]
     task.training_step(batches[0])
     stopped, unchanged = step_with_overflow(task, batches[1])
     text = f"{'stopped' if stopped else 'not stopped'}, weights {'unchanged' if unchanged else 'changed'}"
@@ -147,7 +147,7 @@ def check_host_waits(setup: Setup) -> Iterator[CheckRow]:
         return
     for name in METHODS:
         task = open_task(tiny_config(name, device=setup.device, out=str(setup.folder / "waits")))
-        *first, last = (on_device(batch, task.fabric.device) for batch in tiny_batches(name, task.config.image_size))
+        *first, last = (task.fabric.to_device(batch) for batch in tiny_batches(name, task.config.image_size))
         for batch in first:
             task.training_step(batch)
         with recorded_waits() as waits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,12 +113,6 @@ def tiny_batches(method: str, image_size: int) -> tuple[Batch, ...]:
     """Return the first batches of a tiny run on the CPU, for all devices and precisions alike."""
     loader = open_task(tiny_config(method, image_size=image_size, device="cpu")).loader
     return tuple(loader.batches(0, TINY_STEPS))
-
-
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a copy of a batch on a device."""
-    labels = None if batch.labels is None else batch.labels.to(device)
-    return replace(batch, ids=batch.ids.to(device), views=tuple(view.to(device) for view in batch.views), labels=labels)
 
 
 def exact_float32(device: torch.device | str) -> AbstractContextManager[None]:

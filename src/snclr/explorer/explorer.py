@@ -150,8 +150,8 @@ class Explorer:
         label = None if ref.set == "queries" else self.sets[ref.set].dataset.class_name(ref.index)
         return {"set": ref.set, "id": ref.index, "key": self.title(ref), "label": label}
 
-    def image(self, index: int | Tensor, **values: Any) -> dict[str, Any]:
-        """Describe an explored image as JSON values, with further `values`."""
+    def entry(self, index: int | Tensor, **values: Any) -> dict[str, Any]:
+        """Describe one of the images to explore as JSON values, with further `values`."""
         return {**self.describe(ImageRef("images", int(index))), **values}
 
     # Features

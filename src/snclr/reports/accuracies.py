@@ -129,10 +129,10 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     >>> [round(end, 3) for end in wilson_interval(0.5, 100)], [round(end, 3) for end in wilson_interval(1.0, 10)]
     ([0.404, 0.596], [0.722, 1.0])
     """
-    z2 = 1.959964**2
-    center = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * share * (1 - share) / n + z2 * z2 / (4 * n * n)) / (1 + z2 / n)
-    return max(0.0, center - half), min(1.0, center + half)
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(share * n), n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def clauses(protocol: str) -> list[tuple[str, str]]:

@@ -85,7 +85,7 @@ class StudyOptions:
 
     def side_file(self, run: Run, suffix: str) -> Path:
         """Return the path of a file about a run, next to its run directory."""
-        return Path(self.out) / "runs" / f"{Path(run.record).stem}.{suffix}"
+        return Path(self.out) / "runs" / f"{Path(run.record_name).stem}.{suffix}"
 
     def job(self, run: Run) -> dict[str, Any]:
         """Return the input of the process that trains a run, as JSON values."""

@@ -160,7 +160,7 @@ def study_rows(
     the paper's scale as printed, else in proportion to the epochs of the first row.
     """
     if study.ablations:
-        return _ablation_rows(study, settings, data)
+        return _rows_with_results(study, settings, data)
     systems, small = _select(study.systems, only), is_small(settings)
     base = _resolve_snclr(settings).epochs
     rows = [_system_row(study, system, base, small=small, own_epochs=own_epochs) for system in systems]
@@ -195,7 +195,7 @@ def _system_row(study: NamedStudy, system: System, base: int, *, small: bool, ow
     return Row(system.label, settings, untrained=untrained, paper=dict(system.reported.get(column, {})))
 
 
-def _ablation_rows(
+def _rows_with_results(
     study: NamedStudy, settings: Mapping[str, Any], data: DatasetInfo
 ) -> tuple[list[Row], list[str]]:  # fmt: skip
     """Return the rows of `snclr ablate` with the paper's results; rows of several tables are listed once."""

@@ -37,13 +37,13 @@ class StageResults:
     """The reason of each failed run or row, by its title."""
 
 
-def study_record(study: Study, runs: Sequence[Run], found: StageResults) -> dict[str, Any]:
+def study_record(study: Study, runs: Sequence[Run], stages: StageResults) -> dict[str, Any]:
     """Return the study as it is written: the records of each row by seed, and the text of the table."""
     rows = [
         {
-            "label": row.label, "settings": row.settings, "tuned": dict(found.chosen.get(row.label, {})),
-            "records": {str(run.seed): run.record for run in runs if run.label == row.label},
-            **({"trials": trials} if (trials := _trials(found, row.label)) else {}),
+            "label": row.label, "settings": row.settings, "tuned": dict(stages.chosen.get(row.label, {})),
+            "records": {str(run.seed): run.record_name for run in runs if run.label == row.label},
+            **({"trials": trials} if (trials := _trials(stages, row.label)) else {}),
             **({"paper": row.paper} if row.paper else {}),
             **({"untrained": True} if row.untrained else {}),
         }
@@ -52,26 +52,26 @@ def study_record(study: Study, runs: Sequence[Run], found: StageResults) -> dict
     return {
         "schema": SCHEMA, "name": study.name, "title": study.title, "kind": study.evaluation.kind,
         "command": study.command, "rule": study.rule, "seeds": study.options.seed_list, "rows": rows,
-        "protocol": _protocol(study, runs), "notes": study.notes, "budget": _budget(study, found),
+        "protocol": _protocol(study, runs), "notes": study.notes, "budget": _budget(study, stages),
         "chance": study.data.chance,
     }  # fmt: skip
 
 
-def _trials(found: StageResults, label: str) -> list[dict[str, Any]]:
+def _trials(stages: StageResults, label: str) -> list[dict[str, Any]]:
     """Return the tuning trials of a row; knn is None if the run failed."""
     return [
-        {"settings": settings, "seed": run.seed, "knn": found.scores.get(run.key), "record": run.record}
-        for settings, run in found.trials.get(label, [])
+        {"settings": settings, "seed": run.seed, "knn": stages.scores.get(run.key), "record": run.record_name}
+        for settings, run in stages.trials.get(label, [])
     ]
 
 
-def _budget(study: Study, found: StageResults) -> dict[str, Any]:
+def _budget(study: Study, stages: StageResults) -> dict[str, Any]:
     """Return the budget, the epochs it gives to each row, and the calibration they were computed from."""
     calibration = {
         label: {"seconds_per_step": measured_seconds(record), "where": record["where"], "time": record.get("time")}
-        for label, record in found.calibration.items()
+        for label, record in stages.calibration.items()
     }
-    budget = {"kind": study.budget.kind, "amount": study.budget.amount, "epochs": found.epochs}
+    budget = {"kind": study.budget.kind, "amount": study.budget.amount, "epochs": stages.epochs}
     return {**budget, "calibration": calibration} if calibration else budget
 
 

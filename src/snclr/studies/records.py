@@ -34,7 +34,7 @@ class Records:
 
     def path(self, run: Run) -> Path:
         """Return the path of a run's record."""
-        return self.runs / run.record
+        return self.runs / run.record_name
 
     def find(self, run: Run) -> dict[str, Any] | None:
         """Read the record of a finished run; None, with a warning, if it is damaged or of other settings."""

@@ -77,21 +77,21 @@ def run_study(study: Study) -> StudyResult | StudyEstimate:
     lock_folder(lock, "another comparison", "choose another --out folder")
     try:
         check_writable(records.folder / "record", "choose another --results folder")
-        found = StageResults()
-        _calibrate(study, found)
-        _tune(study, found)
-        runs = study.runs(found.chosen, found.epochs)
+        stages = StageResults()
+        _calibrate(study, stages)
+        _tune(study, stages)
+        runs = study.runs(stages.chosen, stages.epochs)
         outcome = execute(runs, options, study.images)
-        record = study_record(study, runs, found)
+        record = study_record(study, runs, stages)
         write_record(record, records.studies / f"{study.name}.json")
         files, table = write_files(record, records, out)
     finally:
         lock.release()
     outcome.raise_if_stopped()
-    return StudyResult(table, files, {**found.failed, **outcome.failed})
+    return StudyResult(table, files, {**stages.failed, **outcome.failed})
 
 
-def _calibrate(study: Study, found: StageResults) -> None:
+def _calibrate(study: Study, stages: StageResults) -> None:
     """Measure the seconds per step of each row, one row at a time, and compute the epochs of the rows.
 
     A row that is recorded as measured is not measured again: a continued study has the same epochs.
@@ -99,24 +99,24 @@ def _calibrate(study: Study, found: StageResults) -> None:
     runs = study.calibration_runs()
     outcome = execute(runs, replace(study.options, jobs=1), study.images)
     outcome.raise_if_stopped()
-    found.calibration = {run.label: outcome.records[run.key] for run in runs if run.key in outcome.records}
-    found.epochs = study.equal_epochs({label: measured_seconds(r) for label, r in found.calibration.items()})
-    missing = [run.label for run in runs if run.label not in found.epochs]
-    found.failed |= outcome.failed | dict.fromkeys(missing, "its budget could not be measured")
+    stages.calibration = {run.label: outcome.records[run.key] for run in runs if run.key in outcome.records}
+    stages.epochs = study.equal_epochs({label: measured_seconds(r) for label, r in stages.calibration.items()})
+    missing = [run.label for run in runs if run.label not in stages.epochs]
+    stages.failed |= outcome.failed | dict.fromkeys(missing, "its budget could not be measured")
 
 
-def _tune(study: Study, found: StageResults) -> None:
+def _tune(study: Study, stages: StageResults) -> None:
     """Run the trials of every row and choose the settings with the best validation kNN."""
-    by_row = study.tuning_runs(found.epochs)
-    found.trials = {label: [] if label in found.failed else trials for label, trials in by_row.items()}
-    outcome = execute([run for trials in found.trials.values() for _, run in trials], study.options, study.images)
+    by_row = study.tuning_runs(stages.epochs)
+    stages.trials = {label: [] if label in stages.failed else trials for label, trials in by_row.items()}
+    outcome = execute([run for trials in stages.trials.values() for _, run in trials], study.options, study.images)
     outcome.raise_if_stopped()
-    found.scores = {key: record["numbers"]["knn"] for key, record in outcome.records.items()}
-    for label, trials in found.trials.items():
-        if scored := [(settings, found.scores[run.key]) for settings, run in trials if run.key in found.scores]:
-            found.chosen[label] = best_settings(scored)
+    stages.scores = {key: record["numbers"]["knn"] for key, record in outcome.records.items()}
+    for label, trials in stages.trials.items():
+        if scored := [(settings, stages.scores[run.key]) for settings, run in trials if run.key in stages.scores]:
+            stages.chosen[label] = best_settings(scored)
         elif trials:
-            found.failed[label] = "all of its tuning runs failed"
+            stages.failed[label] = "all of its tuning runs failed"
 
 
 def write_files(study: dict[str, Any], records: Records, out: Path) -> tuple[dict[str, str], dict[str, Any]]:

@@ -119,7 +119,7 @@ class Run:
         return f"{self._name}-seed{self.seed}-{self.training_key[:12]}"
 
     @property
-    def record(self) -> str:
+    def record_name(self) -> str:
         """File name of the record."""
         return f"{self._name}-seed{self.seed}-{self.key[:12]}.json"
 

@@ -13,7 +13,7 @@ from snclr.evaluation.analysis.graph import Graph, neighbor_graph, overlap
 from snclr.evaluation.retrieval.gallery import same_class
 from snclr.explorer.explorer import COMPARED, SAMPLE, Explorer
 from snclr.explorer.jobs import Job
-from snclr.explorer.screens.timeline import SampleGraph, kept_steps, mean_purity, row_of, step_graph
+from snclr.explorer.screens.timeline import SampleGraph, kept_steps, mean_purity, sampled_row, step_graph
 
 K = 10
 
@@ -62,20 +62,20 @@ def compare(explorer: Explorer, one: str = "a", other: str = "", limit: int = 60
         "overlap": float(shared.mean()),
         "histogram": torch.bincount((shared * k).round().long(), minlength=k + 1).tolist(),
         "purity": [mean_purity(a.index, labels), mean_purity(b.index, labels)],
-        "images": [explorer.image(ids[row], overlap=float(shared[row])) for row in rows],
+        "images": [explorer.entry(ids[row], overlap=float(shared[row])) for row in rows],
     }
 
 
 def pair(explorer: Explorer, one: str = "a", other: str = "", id: int = -1) -> dict[str, Any]:
     """Return the neighbors of one image by both encoders; `common` marks those in both lists."""
     a, b, ids = _sides(explorer, one, other)
-    row, query = row_of(ids, id), explorer.image(id)
+    row, query = sampled_row(ids, id), explorer.entry(id)
     lists = [ids[side.index[row]][side.index[row] >= 0].tolist() for side in (a, b)]
     common = {*lists[0]} & {*lists[1]}
 
     def describe(near: list[int], cosines: Tensor) -> list[dict[str, Any]]:
         pairs = zip(near, cosines.tolist(), strict=False)
-        images = [explorer.image(index, common=index in common, cosine=cosine) for index, cosine in pairs]
+        images = [explorer.entry(index, common=index in common, cosine=cosine) for index, cosine in pairs]
         return [{**image, "same": same_class(query["label"], image["label"])} for image in images]
 
     return {"query": query, "one": describe(lists[0], a.cosine[row]), "other": describe(lists[1], b.cosine[row])}

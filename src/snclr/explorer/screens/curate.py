@@ -27,7 +27,7 @@ def duplicates(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     columns = [column[best].tolist() for column in (features.ids[one], features.ids[other], cosine)]
     return {
         "pairs": [[a, b, round(c, 5)] for a, b, c in zip(*columns, strict=True)],
-        "images": {str(index): explorer.image(index) for index in sorted({*columns[0], *columns[1]})},
+        "images": {str(index): explorer.entry(index) for index in sorted({*columns[0], *columns[1]})},
         "floor": round(float(cosine[best].min()), 4) if len(best) else 1.0,
         "note": f"the {len(best):,} most similar pairs among the {GRAPH_K} nearest neighbors of each image",
     }
@@ -42,7 +42,7 @@ def leaking(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     pairs = []
     for a, b, cosine in found[:MAX_LISTED]:
         one = explorer.describe(ImageRef("test", int(test.ids[a])))
-        pairs.append({"test": one, "train": explorer.image(train.ids[b]), "cosine": cosine})
+        pairs.append({"test": one, "train": explorer.entry(train.ids[b]), "cosine": cosine})
     return {"pairs": pairs, "count": len(test.ids)}
 
 
@@ -51,7 +51,7 @@ def outliers(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     features, graph = explorer.features(run, "encoder"), explorer.graph(run)
     scores = outlier_scores(graph)
     order = scores.argsort(descending=True)[:MAX_LISTED].tolist()
-    images = [explorer.image(features.ids[row], score=float(scores[row])) for row in order]
+    images = [explorer.entry(features.ids[row], score=float(scores[row])) for row in order]
     return {"images": images, "k": graph.index.shape[1], "median": float(scores.median())}
 
 
@@ -63,7 +63,7 @@ def suspects(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
         raise UserError("suspect labels need labels: one folder per class, or a list with labels")
     found = suspect_labels(graph, labels)
     images = [
-        explorer.image(features.ids[s.row], voted=classes[s.voted], share=s.share, own=s.own_share)
+        explorer.entry(features.ids[s.row], voted=classes[s.voted], share=s.share, own=s.own_share)
         for s in found[:MAX_LISTED]
     ]
     return {"images": images, "total": len(found), "labeled": int((labels >= 0).sum()), "k": graph.index.shape[1]}
@@ -77,7 +77,7 @@ def diverse(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
         lambda job: diverse_subset(features.features, min(MAX_SUBSET, len(features.ids)), job.report),
     )  # fmt: skip
     chosen = zip(features.ids[rows].tolist(), cosines.tolist(), strict=True)
-    images = [explorer.image(index, cosine=cosine) for index, cosine in chosen]
+    images = [explorer.entry(index, cosine=cosine) for index, cosine in chosen]
     return {"images": images, "count": len(features.ids)}
 
 

@@ -59,7 +59,7 @@ def step_graphs(explorer: Explorer, run: OpenedRun) -> dict[int, SampleGraph]:
     return {step: step_graph(explorer, run, step) for step in steps}
 
 
-def row_of(ids: Tensor, id: int) -> int:
+def sampled_row(ids: Tensor, id: int) -> int:
     """Return the row of an image among the sampled ones (m,); raise UserError if it is none of them."""
     rows = (ids == id).nonzero()
     if not len(rows):
@@ -118,17 +118,17 @@ def ids(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
 def history(explorer: Explorer, run: OpenedRun, id: int = -1) -> dict[str, Any]:
     """Return the 8 nearest images of an image at each kept step, and which entered and left since the step before."""
     graphs = step_graphs(explorer, run)
-    row, steps = row_of([*graphs.values()][-1].ids, id), []
+    row, steps = sampled_row([*graphs.values()][-1].ids, id), []
     before: list[int] | None = None
     for step, (ids, graph, _) in graphs.items():
         index = graph.index[row, :HISTORY_K]
         current = ids[index][index >= 0].tolist()
         pairs = zip(current, graph.cosine[row].tolist(), strict=False)
-        near = [explorer.image(i, cosine=c, entered=before is not None and i not in before) for i, c in pairs]
-        left = [explorer.image(i) for i in before or [] if i not in current]
+        near = [explorer.entry(i, cosine=c, entered=before is not None and i not in before) for i, c in pairs]
+        left = [explorer.entry(i) for i in before or [] if i not in current]
         steps.append({"step": step, "neighbors": near, "left": left})
         before = current
-    return {"query": explorer.image(id), "steps": steps}
+    return {"query": explorer.entry(id), "steps": steps}
 
 
 def _unit(points: Points) -> Points:
