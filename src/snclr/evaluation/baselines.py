@@ -8,12 +8,11 @@ The scores are cached and shared by the runs in one folder. The directory may be
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -38,41 +37,45 @@ MAX_IMAGES = 100_000
 _PIXEL_SIDE = 32  # side of the raw-pixel images: 3,072 values per image
 ScoreT = TypeVar("ScoreT", bound=Score)
 ResultT = TypeVar("ResultT", bound=AccuracyResult)
-Classify = Callable[[Features, Features, "EvalState | None"], Score]
-"""Classify test features by training features; the state makes it resumable."""
 
 
-def classifier_of(
-    classifier: Callable[..., ScoreT], session: Session, inputs: EvalInputs, **settings: Any
-) -> Callable[[Features, Features, EvalState | None], ScoreT]:
-    """Return `knn`, `few_shot` or `linear_cached` with these settings, for features of the inputs by any network."""
+@dataclass(frozen=True)
+class FeatureClassifier(Generic[ScoreT]):
+    """`knn`, `few_shot` or `linear_cached` with its settings, for features of the inputs by any network."""
 
-    def classify(train: Features, test: Features, state: EvalState | None) -> ScoreT:
-        score = classifier(
-            train.features, train.labels, test.features, test.labels, data=inputs.description, device=session.device,
-            state=state, stop=session.stop, quiet=session.quiet, **settings,
+    kind: str
+    classify: Callable[..., ScoreT]
+    session: Session
+    inputs: EvalInputs
+    settings: dict[str, Any]
+    """Further arguments of `classify`, JSON values."""
+
+    def __call__(self, train: Features, test: Features, state: EvalState | None = None) -> ScoreT:
+        """Classify the test features by the training features; `state` makes it resumable."""
+        score = self.classify(
+            train.features, train.labels, test.features, test.labels, data=self.inputs.description,
+            device=self.session.device, state=state, stop=self.session.stop, quiet=self.session.quiet, **self.settings,
         )  # fmt: skip
         return replace(score, skipped=[*train.skipped, *test.skipped])
 
-    return classify
-
 
 def record_accuracy(
-    result: type[ResultT], session: Session, inputs: EvalInputs, kind: str, score: Score, classify: Classify,
-    settings: dict[str, Any], /, *, baselines: bool | None, note: str | None = None, warnings: Sequence[str] = (),
-    **facts: Any,
+    result: type[ResultT], kind: str, score: Score, classifier: FeatureClassifier[Any], /, *, baselines: bool | None,
+    note: str | None = None, warnings: Sequence[str] = (), **facts: Any,
 ) -> ResultT:  # fmt: skip
     """Append an accuracy to results.jsonl, with its baselines and all warnings; return the record as a `result`.
 
-    `classify` and `settings` are those of the baselines (see `measure_baselines`).
+    `classifier` is that of the baselines; `note` states how it differs from that of the score.
     """
-    images, found = len(inputs.train) + len(inputs.test), {}
-    reason = "the images are remote" if inputs.train.remote or inputs.test.remote else ""
-    reason = reason if images <= MAX_IMAGES else f"there are more than {MAX_IMAGES:,} images"
-    omitted = [f"no baselines: {reason}; --baselines computes them"] if baselines is None and reason else []
-    if baselines is not False and not omitted:
+    session, inputs = classifier.session, classifier.inputs
+    found, omitted = {}, []
+    if baselines is None and len(inputs.train) + len(inputs.test) > MAX_IMAGES:
+        omitted = [f"no baselines: there are more than {MAX_IMAGES:,} images; --baselines computes them"]
+    elif baselines is None and (inputs.train.remote or inputs.test.remote):
+        omitted = ["no baselines: the images are remote; --baselines computes them"]
+    elif baselines is not False:
         try:
-            found = measure_baselines(session, inputs, {"kind": kind, **settings}, classify, note)
+            found = measure_baselines(classifier, note)
         except UserError as error:  # e.g. a class without readable images, which fine-tuning replaces
             omitted = [f"no baselines: {error}"]
     facts = {"skipped": len(score.skipped), "data": inputs.description, **facts}
@@ -83,38 +86,50 @@ def record_accuracy(
     return result.from_record(record)
 
 
-def measure_baselines(
-    session: Session, inputs: EvalInputs, settings: dict[str, Any], classify: Classify, note: str | None
-) -> dict[str, dict[str, Any]]:
-    """Classify the features of the run's initial encoder and the pixels, or read the cached scores.
-
-    `settings` are the kind of the classifier and its other JSON values, `note` states how it differs from that of the
-    run. Return the fields of a `Baseline` by name.
-    """
+def measure_baselines(classifier: FeatureClassifier[Any], note: str | None) -> dict[str, dict[str, Any]]:
+    """Classify the features of the run's initial encoder and the pixels; return the fields of a `Baseline` by name."""
+    session, inputs = classifier.session, classifier.inputs
     config_file = RunDir(session.run).config
     config = read_config(config_file) if config_file.is_file() else {}
-    seed, side = int(config.get("seed") or 0), min(inputs.spec.image_size, _PIXEL_SIDE)
-    source = config.get("init_from")
+    seed, source = int(config.get("seed") or 0), config.get("init_from")
+    side = min(inputs.spec.image_size, _PIXEL_SIDE)
+    uncached = replace(session, cache=False)  # decoding is most of the cost of pixels, and they are large
     origin = f"random weights; the run started from {source}" if source else None
-    networks = {"untrained encoder": {"encoder": inputs.spec.to_dict(), "seed": seed}, "raw pixels": {"side": side}}
-    shared = {**settings, "data": _data_identity(inputs), "device": torch.device(session.device).type}
-    found = {}
-    for name, network in networks.items():
-        identity, is_pixels = {**shared, "features": network}, name == "raw pixels"
-        scores = on_rank_zero(functools.partial(_read, session, identity))
-        if scores is None:
-            with progress_of(name):
-                if is_pixels:  # not cached: decoding is most of their cost, and they are large
-                    uncached = replace(session, cache=False)
-                    features = inputs.features(uncached, nn.Flatten(), image_size=side, role="pixels")
-                else:
-                    features = inputs.features(session, initial_encoder(inputs.spec, seed), role="untrained")
-                with session.state(f"baseline-{settings['kind']}", identity) as state:
-                    score = classify(*features, state)
-            scores = {**score.numbers, "standard_error": score.context["standard_error"]}
-            on_rank_zero(functools.partial(_write, session, identity, scores))
-        found[name] = {**scores, "note": "; ".join(filter(None, (None if is_pixels else origin, note))) or None}
-    return found
+    untrained = _measure(
+        classifier, "untrained encoder", {"encoder": inputs.spec.to_dict(), "seed": seed},
+        lambda: inputs.features(session, initial_encoder(inputs.spec, seed), role="untrained"),
+    )  # fmt: skip
+    pixels = _measure(
+        classifier, "raw pixels", {"side": side},
+        lambda: inputs.features(uncached, nn.Flatten(), image_size=side, role="pixels"),
+    )  # fmt: skip
+    return {
+        "untrained encoder": {**untrained, "note": "; ".join(filter(None, (origin, note))) or None},
+        "raw pixels": {**pixels, "note": note},
+    }
+
+
+def _measure(
+    classifier: FeatureClassifier[Any], name: str, network: dict[str, Any],
+    extract: Callable[[], tuple[Features, Features]],
+) -> dict[str, Any]:  # fmt: skip
+    """Classify features that a network determines, or read the cached scores."""
+    session, inputs = classifier.session, classifier.inputs
+    identity = {
+        "kind": classifier.kind, **classifier.settings, "data": _data_identity(inputs),
+        "device": torch.device(session.device).type, "features": network,
+    }  # fmt: skip
+    own_path = RunDir(session.run.resolve()).evaluation / "baselines" / f"{short_hash(identity)}.json"
+    scores = on_rank_zero(lambda: _read(own_path, session.run.resolve())) if session.cache else None
+    if scores is None:
+        with progress_of(name), session.state(f"baseline-{classifier.kind}", identity) as state:
+            score = classifier(*extract(), state)
+        scores = {**score.numbers, "standard_error": score.context["standard_error"]}
+        content = json.dumps({**scores, "identity": identity}, indent=1) + "\n"
+        with contextlib.suppress(OSError, UserError):  # a failure of the cache is not an error
+            if session.cache and session.is_rank_zero:
+                write_atomic(own_path, content)
+    return scores
 
 
 def initial_encoder(spec: EncoderSpec, seed: int) -> nn.Module:
@@ -134,25 +149,10 @@ def _data_identity(inputs: EvalInputs) -> list[str]:
     ]
 
 
-def _path(run: Path, identity: dict[str, Any]) -> Path:
-    return RunDir(run).evaluation / "baselines" / f"{short_hash(identity)}.json"
-
-
-def _read(session: Session, identity: dict[str, Any]) -> dict[str, Any] | None:
+def _read(own_path: Path, run: Path) -> dict[str, Any] | None:
     """Return cached scores of this run or of another in the same folder; None if there are none."""
-    run = session.run.resolve()
-    own_path = _path(run, identity)
-    others = run.parent.glob(f"*/{own_path.relative_to(run)}")
-    for path in (own_path, *others) if session.cache else ():
+    for path in (own_path, *run.parent.glob(f"*/{own_path.relative_to(run)}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             record = json.loads(path.read_bytes())
-            if record["identity"] == json.loads(json.dumps(identity)):
-                return {name: record[name] for name in ("top1", "top5", "standard_error")}
+            return {name: record[name] for name in ("top1", "top5", "standard_error")}
     return None
-
-
-def _write(session: Session, identity: dict[str, Any], numbers: dict[str, Any]) -> None:
-    path = _path(session.run, identity)
-    with contextlib.suppress(OSError, UserError):  # a failure of the cache is not an error
-        if session.cache:
-            write_atomic(path, json.dumps({**numbers, "identity": identity}, indent=1) + "\n")

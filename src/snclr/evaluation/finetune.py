@@ -29,7 +29,7 @@ from snclr.distributed.gradients import GradientAverager
 from snclr.distributed.launch import check_batch_size
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
 from snclr.errors import UserError, count
-from snclr.evaluation.baselines import classifier_of, record_accuracy
+from snclr.evaluation.baselines import FeatureClassifier, record_accuracy
 from snclr.evaluation.linear import LEARNING_RATES, LR_WITHOUT_GRID, linear_cached
 from snclr.evaluation.results import FinetuneResult
 from snclr.evaluation.scoring import Score, describe_sets, known_classes, labeled, top_accuracies, true_ranks
@@ -158,9 +158,9 @@ def evaluate_finetune(
     A stop saves a checkpoint in the run directory and raises StopRequested; the same call continues.
     """
     inputs = open_inputs(session, data, test, seed=seed)
-    spec = inputs.spec
     with raise_on_all_ranks():  # a list of images may differ between nodes
         subset = choose_subset(inputs.train, inputs.train_labels, labels, seed=seed)
+        few = replace(inputs, train=take(inputs.train, subset.index), train_labels=inputs.train_labels[subset.index])
         batch = shared_batch_size(batch_size, len(subset.index))
         if epochs is None:  # below 1.5 %: a list of about 1 % counts as 1 %
             epochs = 60 if subset.share < Fraction(3, 200) else 30
@@ -168,46 +168,52 @@ def evaluate_finetune(
         settings = FinetuneSettings(
             epochs=epochs, batch_size=batch, lr=rates[0], head_lr=rates[1], weight_decay=weight_decay, seed=seed
         )
-        few = replace(inputs, train=take(inputs.train, subset.index), train_labels=inputs.train_labels[subset.index])
-        test_labels = torch.from_numpy(inputs.test_labels[inputs.test_labels >= 0])
-        classes = known_classes(torch.from_numpy(few.train_labels), test_labels)
-        identity = {
-            "settings": asdict(settings),
-            "start": "scratch" if from_scratch else weights_digest(inputs.encoder.state_dict()),
-            "encoder": spec.to_dict(),
-            "list_sha256": subset.sha256,
-            "data": few.train.fingerprint(),
-            "classes": classes.tolist(),
-        }
-        saved = EvalState(session.run, f"finetune-{subset.tag}", identity)
-        model = build_classifier(inputs.encoder, spec, len(classes), from_scratch=from_scratch, seed=seed)
-        task = FinetuneTask(
-            model, few.train, classes, settings, spec.image_size, workers=session.workers, device=session.device,
-            nonfinite=saved.folder.with_name(f"{saved.folder.name}-nonfinite.json"),
-        )  # fmt: skip
+        task, saved = _open_task(session, few, subset, settings, from_scratch=from_scratch)
     check_equal_across_ranks(lambda: subset.sha256, f"images in {labels}")
     with saved:
         list_file = on_rank_zero(lambda: _write_list(session.run, subset, seed, saved.folder))
         weights = "new weights" if from_scratch else f"the weights of {session.run}"
-        opening = f"fine-tuning {spec.name} from {weights} on {subset.description}, {count(epochs, 'epoch')}"
+        opening = f"fine-tuning {inputs.spec.name} from {weights} on {subset.description}, {count(epochs, 'epoch')}"
         fit_task(
             task, saved, "checkpoints", description="fine-tuning", stop=session.stop, device=task.device,
             quiet=session.quiet, start_message=f"{opening}, on {session.device}",
         )  # fmt: skip
-        score = evaluate_classifier(task.model, classes, session, inputs)
+        score = evaluate_classifier(task.model, task.classes, session, inputs)
         skipped = [*task.loader.skipped, *score.skipped]
         protocol = _protocol(inputs, subset, task, score, len(skipped), from_scratch=from_scratch)
         # The baselines are linear classifiers of cached features, trained on the same labeled images.
         can_choose = int(np.bincount(few.train_labels).max()) > 1
         cached = {"learning_rates": LEARNING_RATES if can_choose else (LR_WITHOUT_GRID,), "seed": seed}
-        kind = "finetune-scratch" if from_scratch else "finetune"
         return record_accuracy(
-            FinetuneResult, session, few, kind, replace(score, protocol=protocol),
-            classifier_of(linear_cached, session, few, **cached), {"kind": "linear", **cached}, baselines=baselines,
+            FinetuneResult, "finetune-scratch" if from_scratch else "finetune", replace(score, protocol=protocol),
+            FeatureClassifier("linear", linear_cached, session, few, cached), baselines=baselines,
             note="linear classifier", settings=asdict(settings), labels=str(labels),
             list=list_file.name, list_sha256=subset.sha256, model_sha256=weights_digest(task.model.state_dict()),
             skipped=[asdict(skip) for skip in skipped],
         )  # fmt: skip
+
+
+def _open_task(
+    session: Session, few: EvalInputs, subset: LabeledSubset, settings: FinetuneSettings, *, from_scratch: bool
+) -> tuple[FinetuneTask, EvalState]:
+    """Return the training on the labeled images of `few`, and its saved state."""
+    test_labels = torch.from_numpy(few.test_labels[few.test_labels >= 0])
+    classes = known_classes(torch.from_numpy(few.train_labels), test_labels)
+    identity = {
+        "settings": asdict(settings),
+        "start": "scratch" if from_scratch else weights_digest(few.encoder.state_dict()),
+        "encoder": few.spec.to_dict(),
+        "list_sha256": subset.sha256,
+        "data": few.train.fingerprint(),
+        "classes": classes.tolist(),
+    }
+    saved = EvalState(session.run, f"finetune-{subset.tag}", identity)
+    model = build_classifier(few.encoder, few.spec, len(classes), from_scratch=from_scratch, seed=settings.seed)
+    task = FinetuneTask(
+        model, few.train, classes, settings, few.spec.image_size, workers=session.workers, device=session.device,
+        nonfinite=saved.folder.with_name(f"{saved.folder.name}-nonfinite.json"),
+    )  # fmt: skip
+    return task, saved
 
 
 def shared_batch_size(given: int, images: int) -> int:

@@ -21,7 +21,7 @@ from snclr.data.datasets.base import Labels
 from snclr.data.sampler import Ids, epoch_order
 from snclr.distributed.collectives import all_gather_rows, rank_and_size
 from snclr.errors import count
-from snclr.evaluation.baselines import classifier_of, record_accuracy
+from snclr.evaluation.baselines import FeatureClassifier, record_accuracy
 from snclr.evaluation.results import FewShotResult, KnnResult
 from snclr.evaluation.scoring import Score, check_classes, describe_sets, labeled, top_accuracies, true_ranks
 from snclr.evaluation.session import Session, open_inputs
@@ -44,11 +44,11 @@ def evaluate_knn(
     """Evaluate a run by kNN, compare it with baselines and record the result."""
     inputs = open_inputs(session, data, test, seed=seed)
     train, queries = inputs.features(session)
-    settings: dict[str, Any] = {"k": k, "temperature": temperature}
-    classify = classifier_of(knn, session, inputs, **settings)
+    settings = {"k": k, "temperature": temperature}
+    classifier = FeatureClassifier("knn", knn, session, inputs, settings)
     with session.state("knn", {**inputs.identity, **settings}) as state:
         return record_accuracy(
-            KnnResult, session, inputs, "knn", classify(train, queries, state), classify, settings, baselines=baselines,
+            KnnResult, "knn", classifier(train, queries, state), classifier, baselines=baselines,
             warnings=_check_k(k, train.labels, inputs.train.classes),
             settings={"data": data, "test": test, "seed": seed, **settings},
         )  # fmt: skip
@@ -65,14 +65,15 @@ def evaluate_few_shot(
     def unsaved(*sets: Tensor, state: EvalState | None, quiet: bool, **options: Any) -> Score:
         return few_shot(*sets, **options)  # seconds per draw: no state to save, no progress
 
-    classify = classifier_of(unsaved, session, inputs, **settings)
+    kind = f"{labels_per_class}-shot"
+    classifier = FeatureClassifier(kind, unsaved, session, inputs, settings)
     train, queries = inputs.features(session)
     assert train.labels is not None
     smallest = int(torch.unique(train.labels[train.labels >= 0], return_counts=True)[1].min())
     few = f"{labels_per_class} labels per class are more than the {count(smallest, 'image')} of the smallest class"
     return record_accuracy(
-        FewShotResult, session, inputs, f"{labels_per_class}-shot", classify(train, queries, None), classify,
-        settings, baselines=baselines, labels_per_class=labels_per_class, draws=draws,
+        FewShotResult, kind, classifier(train, queries), classifier, baselines=baselines,
+        labels_per_class=labels_per_class, draws=draws,
         warnings=[few + ": all of them are used"] if labels_per_class > smallest else [],
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from snclr.data.sampler import Ids
 from snclr.data.splits import hold_out
 from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError, count
-from snclr.evaluation.baselines import classifier_of, record_accuracy
+from snclr.evaluation.baselines import FeatureClassifier, record_accuracy
 from snclr.evaluation.features import BatchPlan
 from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, NormalizedHead, StandardizedFeatures
 from snclr.evaluation.results import LinearResult
@@ -70,14 +70,14 @@ def evaluate_linear(
     cached: dict[str, Any] = {"learning_rates": LEARNING_RATES, "seed": seed}
     if protocol == "cached":
         cached = {"learning_rates": LEARNING_RATES if lr is None else (lr,), **settings}
-    classify = classifier_of(linear_cached, session, inputs, **cached)
+    classifier = FeatureClassifier("linear", linear_cached, session, inputs, cached)
     with session.state(kind, {**inputs.identity, **settings, "lr": lr}) as state:
         if protocol == "cached":
-            score = classify(*inputs.features(session), state)
+            score = classifier(*inputs.features(session), state)
         else:
             score = linear_probe(session, inputs, protocol=protocol, base_lr=lr, state=state, **settings)
         return record_accuracy(
-            LinearResult, session, inputs, kind, score, classify, {"kind": "linear", **cached}, baselines=baselines,
+            LinearResult, kind, score, classifier, baselines=baselines,
             note=None if protocol == "cached" else "cached features", learning_rate=score.learning_rate,
         )  # fmt: skip
 

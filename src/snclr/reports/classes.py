@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
-from snclr.evaluation.baselines import classifier_of
+from snclr.evaluation.baselines import FeatureClassifier
 from snclr.evaluation.knn import knn
 from snclr.evaluation.session import Session, open_inputs
 from snclr.io.jsonl import is_finite_number
@@ -82,7 +82,8 @@ def classify_again(
         raise UserError("the newest kNN result does not record its settings. Run snclr knn again")
     inputs = open_inputs(session, settings["data"], settings["test"], seed=settings["seed"])
     train, test = inputs.features(session)
-    score = classifier_of(knn, session, inputs, k=settings["k"], temperature=settings["temperature"])(train, test, None)
+    used = {name: settings[name] for name in ("k", "temperature")}
+    score = FeatureClassifier("knn", knn, session, inputs, used)(train, test)
     if abs(score.top1 - top1) > 1e-6:
         raise UserError(
             f"kNN now gives {score.top1:.2%} instead of the recorded {top1:.2%}: images or weights have changed. "
