@@ -30,7 +30,7 @@ from snclr.evaluation.finetune import FinetuneSettings, FinetuneTask, build_clas
 from snclr.evaluation.knn import knn
 from snclr.evaluation.linear import linear_cached
 from snclr.evaluation.linear_task import AugmentedTask, LinearHeads
-from snclr.evaluation.retrieval.explain import explain_loss, project_views
+from snclr.evaluation.retrieval.explain import explain_loss, project_image
 from snclr.evaluation.retrieval.gallery import Gallery, Queries, neighbor_rows
 from snclr.evaluation.retrieval.space import encoder_space, open_space
 from snclr.evaluation.session import Session, run_encoder
@@ -142,7 +142,7 @@ class Evaluations:
         queries = Queries.embed(self.session, space, self.dataset)
         rows, _ = neighbor_rows(queries, Gallery.embed(self.session, space, self.dataset), 3)
         assert len(rows) > 0
-        return next(space.networks[space.search].parameters())
+        return next(space.networks[space.searched].parameters())
 
     def neighbors(self) -> Any:
         """Find the neighbors of target projections in the queue, with their weights."""
@@ -151,12 +151,12 @@ class Evaluations:
         gallery = Gallery.from_queue(self.run, space.queue)
         rows, _ = neighbor_rows(queries, gallery, 3, weigh=space.weigh)
         assert len(rows) > 0
-        return next(space.networks[space.search].parameters())
+        return next(space.networks[space.searched].parameters())
 
     def explain(self) -> Any:
         """Compute the loss of one image."""
         method, _ = load_trained_method(self.run, torch.device(DEVICE))
-        views = project_views(method, to_device(torch.randn(1, 3, 16, 16), DEVICE))
+        views = project_image(method, to_device(torch.randn(1, 3, 16, 16), DEVICE))
         loss, terms = explain_loss(method.criterion, views, Gallery.from_queue(self.run, method.queue))
         assert loss == loss
         assert len(terms) > 1

@@ -16,7 +16,7 @@ from snclr.data.decode import decode
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import normalize
 from snclr.errors import UserError
-from snclr.evaluation.retrieval.explain import Views, explain_loss
+from snclr.evaluation.retrieval.explain import QueryFeatures, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import weigh_as_trained
 from snclr.methods.snclr.loss import FORMS, SIDES, SoftNeighborLoss
@@ -57,7 +57,7 @@ def test_terms_match_a_naive_implementation(
     )  # fmt: skip
     query, searched = (unit(generator, 1, 5), unit(generator, queued, 5)) if by_encoder else (y2, c)
     gallery = Gallery(searched, ids, None, "queue", projections=c if by_encoder else None)
-    actual_loss, terms = explain_loss(criterion, Views(y1, z1, y2, query), gallery, own_id=0)
+    actual_loss, terms = explain_loss(criterion, QueryFeatures(y1, z1, y2, query), gallery, own_id=0)
 
     (picks,) = naive.search(query, searched, k, [0], ids.tolist())  # Eq. 3
     assert [term.index for term in terms] == [None, *ids[picks].tolist()]
@@ -92,7 +92,7 @@ def test_terms_match_a_naive_implementation(
 
 
 def test_a_gallery_of_only_the_image_itself_raises_user_error():
-    views = Views(*(F.normalize(torch.ones(1, 4), dim=1) for _ in range(4)))
+    views = QueryFeatures(*(F.normalize(torch.ones(1, 4), dim=1) for _ in range(4)))
     criterion = SoftNeighborLoss(dim=4, queue_length=4, neighbors=2)
     for gallery, ids in ((torch.empty(0, 4), torch.empty(0, dtype=torch.int64)), (torch.eye(4), torch.full((4,), 3))):
         with pytest.raises(UserError, match="no candidate other than"):

@@ -26,7 +26,7 @@ from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings, color_views, 
 from snclr.errors import UserError
 from snclr.evaluation.analysis.graph import Report
 from snclr.evaluation.results import ExplainedTerm
-from snclr.evaluation.retrieval.explain import Views, explain_loss
+from snclr.evaluation.retrieval.explain import QueryFeatures, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.retrieval.space import snclr_space, weigh_as_trained
 from snclr.evaluation.session import Session, data_of
@@ -105,7 +105,7 @@ class OpenedRun:
         """Name of the network whose features training searches (Eq. 3)."""
         if self.criterion is not None:
             space = snclr_space(self.method, self.image_size)
-            self.networks, self.searched = {**self.networks, **space.networks}, space.search
+            self.networks, self.searched = {**self.networks, **space.networks}, space.searched
 
     @property
     def complete(self) -> bool:
@@ -166,8 +166,8 @@ class OpenedRun:
     ) -> tuple[float, list[ExplainedTerm]]:
         """Return the loss of one image among a gallery and its terms: y2, then the run's K neighbors by cosine."""
         assert self.criterion is not None
-        views = Views(*(F.normalize(part, dim=1) for part in (y1, self.predict(y1), y2, search)))
-        return explain_loss(self.criterion, views, gallery, own_id=own_id)
+        query = QueryFeatures(*(F.normalize(part, dim=1) for part in (y1, self.predict(y1), y2, search)))
+        return explain_loss(self.criterion, query, gallery, own_id=own_id)
 
     @torch.no_grad()
     def losses(self, y1: Matrix, y2: Matrix, search: Matrix, report: Report) -> Tensor:

@@ -194,11 +194,11 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
     """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
     space = open_space(run.path, device=session.device)
     queries = retrieval.Queries.embed(session, space, dataset)
-    images = len(queries.search.ids)
+    images = len(queries.features.ids)
     if images < 2:
         raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
-    gallery = retrieval.Gallery.from_features(queries.search, dataset, space.projections(session, dataset))
-    queries = queries.take(pick_queries(queries.search, images, seed=options.seed))
+    gallery = retrieval.Gallery.from_features(queries.features, dataset, space.projections(session, dataset))
+    queries = queries.take(pick_queries(queries.features, images, seed=options.seed))
     ranked, weights = retrieval.rank_as_trained(queries, gallery, options.k, space), space.describe_weights()
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}

@@ -32,21 +32,17 @@ from snclr.runtime.stop import StopFlag
 from snclr.train.load_run import load_trained_method
 
 VIEW = "the center crop as both views, so that both directions of the loss are equal"
-DENOMINATORS = {
-    "own": "divided by the sum over the rows above; in training, the sum also has terms of the batch's other images",
-    "y2": "divided by that of y2 alone; in training, the sum also has terms of the batch's other images",
-}
 DrawExplanation = Callable[[Explanation, Callable[[ExplainedTerm], "RGBImage | None"], Path], None]
 """Draws an explanation to a PNG file; the function loads the image of a term, None if it cannot be read."""
 
 
-class Views(NamedTuple):
+class QueryFeatures(NamedTuple):
     """y1, z1 and y2 of one image, (1, D) each, and the features it is searched by; all L2-normalized."""
 
     y1: Tensor
     z1: Tensor
     y2: Tensor
-    search: Tensor
+    searched: Tensor
 
 
 def explain_image(
@@ -64,7 +60,7 @@ def explain_image(
     trained_on, _ = training_images(run, config.data)
     query = open_queries(image, trained_on)
     pixels = load_query(image, query, min_side=2 * config.image_size)  # as feature extraction decodes
-    views = project_views(method, normalize(center_crop(pixels, config.image_size)[None], device))
+    features = project_image(method, normalize(center_crop(pixels, config.image_size)[None], device))
     if candidates == "queue":
         gallery = Gallery.from_queue(run, method.queue)
     else:
@@ -72,17 +68,18 @@ def explain_image(
         space = snclr_space(method, config.image_size)
         gallery = Gallery.embed(session, space, open_dataset(candidates, download=True))
     query_index = gallery.index_of(query)
-    loss, terms = explain_loss(method.criterion, views, gallery, own_id=-1 if query_index is None else query_index)
+    loss, terms = explain_loss(method.criterion, features, gallery, own_id=-1 if query_index is None else query_index)
     label = query.class_name(0) or (None if query_index is None else gallery.label(query_index))
     terms[0] = replace(terms[0], key=query.key(0), label=label)
     settings = method.criterion.config
     figure = Path(out) if out is not None else RunDir(run).figures / f"explain-{Path(str(image)).stem}.png"
     alone = settings.sides in ("neither", "other-negatives")
+    divisor = "that of y2 alone" if alone else "the sum over the rows above"
     explanation = Explanation(
         image=str(image), view=VIEW, candidates=gallery.description, loss=loss, form=settings.loss_form,
         sides=settings.sides, tau=settings.temperature, gamma=settings.gamma,
-        denominator=DENOMINATORS["y2" if alone else "own"], neighbors=len(terms) - 1,
-        terms=terms, note=gallery.note,
+        denominator=f"divided by {divisor}; in training, the sum also has terms of the batch's other images",
+        neighbors=len(terms) - 1, terms=terms, note=gallery.note,
     )  # fmt: skip
 
     def load(term: ExplainedTerm) -> RGBImage | None:
@@ -93,28 +90,27 @@ def explain_image(
 
 
 @torch.no_grad()
-def project_views(method: Any, image: Tensor) -> Views:
+def project_image(method: Any, image: Tensor) -> QueryFeatures:
     """Compute the features of one image (1, 3, S, S) with the method in evaluation mode."""
     assert not method.training, "batch norm must use its running statistics"
     y1, encoded = method.projector(method.encoder(image)), method.momentum_encoder(image)
     y2 = method.momentum_projector(encoded)
-    search = y2 if method.queue.search_features is None else encoded
-    return Views(*(F.normalize(t.float(), dim=1) for t in (y1, method.predictor(y1), y2, search)))
+    searched = y2 if method.queue.search_features is None else encoded
+    return QueryFeatures(*(F.normalize(t.float(), dim=1) for t in (y1, method.predictor(y1), y2, searched)))
 
 
 @torch.no_grad()
 def explain_loss(
-    criterion: SoftNeighborLoss, views: Views, gallery: Gallery, *, own_id: int = -1
+    criterion: SoftNeighborLoss, query: QueryFeatures, gallery: Gallery, *, own_id: int = -1
 ) -> tuple[float, list[ExplainedTerm]]:
     """Compute Eq. 3, 4 and 2 for one image; return the loss and its terms, y2 first, then the neighbors by cosine.
 
     Images of the gallery with the id `own_id` are left out.
     """
     s = criterion.config
-    y1, z1, y2, search = views
-    candidates, candidate_ids = gallery.y2.to(y2), gallery.ids.to(y2.device)
+    y1, z1, y2, search = query
+    candidates, candidate_ids, searched = gallery.y2.to(y2), gallery.ids.to(y2.device), gallery.features.to(search)
     ids = torch.tensor([own_id], device=y2.device)
-    searched = candidates if gallery.projections is None else gallery.features.to(search)
     nearest = nearest_neighbors(search, searched, s.neighbors, ids=ids, candidate_ids=candidate_ids)
     if not bool(nearest.mask.any()):
         raise UserError("there is no candidate other than the image itself; give more images as --candidates")

@@ -68,7 +68,7 @@ class Gallery:
     @classmethod
     def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Gallery:
         """Compute the features of a dataset's readable images."""
-        features = space.features(session, dataset, space.search, "gallery")
+        features = space.features(session, dataset, space.searched, "gallery")
         return cls.from_features(features, dataset, space.projections(session, dataset))
 
     @classmethod
@@ -119,20 +119,20 @@ class Queries:
     """Query images: features (n, D) to search with (Eq. 3) and y1 (n, D) to weigh with (Eq. 4)."""
 
     dataset: ImageDataset
-    search: Features
+    features: Features
     y1: Tensor
 
     @classmethod
     def embed(cls, session: Session, space: EmbeddingSpace, dataset: ImageDataset) -> Queries:
         """Compute both features of every image's center crop."""
-        search = space.features(session, dataset, space.search, "queries")
+        searched = space.features(session, dataset, space.searched, "queries")
         if space.criterion is None:
-            return cls(dataset, search, search.features)
-        return cls(dataset, search, space.features(session, dataset, "y1", "queries: features for w").features)
+            return cls(dataset, searched, searched.features)
+        return cls(dataset, searched, space.features(session, dataset, "y1", "queries: features for w").features)
 
     def take(self, rows: Tensor) -> Queries:
         """Select rows by position."""
-        return Queries(self.dataset, self.search.take(rows), self.y1[rows])
+        return Queries(self.dataset, self.features.take(rows), self.y1[rows])
 
 
 @torch.no_grad()
@@ -144,7 +144,7 @@ def neighbor_rows(
     A query image that is itself in the gallery is never its own neighbor. Rows are shorter than k if the gallery is.
     w is computed over the `among` nearest if these are more than k; the hits then have that many columns.
     """
-    ids, same = queries.search.ids, {}
+    ids, same = queries.features.ids, {}
     labels = [queries.dataset.class_name(query) for query in ids.tolist()]
     if gallery.dataset is not None:
         query_ids, gallery_ids = same_images(queries.dataset, gallery.dataset)
@@ -154,7 +154,7 @@ def neighbor_rows(
         for position, number in enumerate(query_ids[ids].tolist()):
             if labels[position] is None and number in gallery_index:
                 labels[position] = gallery.dataset.class_name(gallery_index[number])
-    hits = find_similar(queries.search.features, gallery.features, max(k, among), index=index, **same)
+    hits = find_similar(queries.features.features, gallery.features, max(k, among), index=index, **same)
     y1, w = F.normalize(queries.y1.float(), dim=1), torch.empty_like(hits.cosine)
     for start in range(0, len(y1), _ROWS):
         block = slice(start, start + _ROWS)

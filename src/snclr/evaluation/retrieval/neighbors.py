@@ -46,26 +46,16 @@ def find_neighbors(
         )
     )
     if images:
-        gallery = _open_gallery(session, space, dataset, candidates)
-        opened = session.open(lambda: [open_queries(image, gallery.dataset, dataset) for image in images])
-        uncached = replace(session, cache=False, quiet=True)
-        queries = [Queries.embed(uncached, space, each) for each in opened]
-        total, source = 0, ""
+        queries, gallery, shown = _given_queries(session, space, dataset, images, candidates)
     else:
         assert dataset is not None
-        whole = Queries.embed(session, space, dataset)
-        if candidates is None:
-            gallery = Gallery.from_features(whole.search, dataset, space.projections(session, dataset))
-        else:
-            gallery = _open_gallery(session, space, dataset, candidates)
-        queries = [whole.take(pick_queries(whole.search, max(rows, MAX_QUERIES), seed=seed))]
-        total, source = len(whole.search.ids), f" of {dataset.name}, seed {seed}"
+        most = max(rows, MAX_QUERIES)
+        queries, gallery, shown = _sampled_queries(session, space, dataset, candidates, most=most, seed=seed)
     table = [(each.dataset, row) for each in queries for row in rank_as_trained(each, gallery, k, space)]
     purity, chance, purity_description = measure_purity([row for _, row in table], gallery)
-    shown = f"{len(table):,} of the {total:,} query images" if total > len(table) else count(len(table), "query image")
     protocol = (
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
-        f"own neighbor; center crops; {shown}{source}"
+        f"own neighbor; center crops; {shown}"
     )
     weights = space.describe_weights()
     drawn = table if images else table[:rows]
@@ -84,10 +74,36 @@ def find_neighbors(
         queries=len(table),
         weights=weights,
         protocol=protocol,
-        skipped=[skip for each in queries for skip in each.search.skipped],
+        skipped=[skip for each in queries for skip in each.features.skipped],
         figure=str(figure),
         table=str(figure.with_suffix(".json")),
     )
+
+
+def _given_queries(
+    session: Session, space: EmbeddingSpace, dataset: ImageDataset | None, images: Sequence[str | Path],
+    candidates: str | None,
+) -> tuple[list[Queries], Gallery, str]:  # fmt: skip
+    """Return the query images that were given, the gallery, and a description of the queries."""
+    gallery = _open_gallery(session, space, dataset, candidates)
+    opened = session.open(lambda: [open_queries(image, gallery.dataset, dataset) for image in images])
+    uncached = replace(session, cache=False, quiet=True)
+    queries = [Queries.embed(uncached, space, each) for each in opened]
+    return queries, gallery, count(sum(len(each.features.ids) for each in queries), "query image")
+
+
+def _sampled_queries(
+    session: Session, space: EmbeddingSpace, dataset: ImageDataset, candidates: str | None, *, most: int, seed: int
+) -> tuple[list[Queries], Gallery, str]:
+    """Return at most `most` images of a dataset as queries, the gallery, and a description of the queries."""
+    whole = Queries.embed(session, space, dataset)
+    if candidates is None:
+        gallery = Gallery.from_features(whole.features, dataset, space.projections(session, dataset))
+    else:
+        gallery = _open_gallery(session, space, dataset, candidates)
+    total, source = len(whole.features.ids), f"of {dataset.name}, seed {seed}"
+    shown = f"{most:,} of the {total:,} query images" if total > most else count(total, "query image")
+    return [whole.take(pick_queries(whole.features, most, seed=seed))], gallery, f"{shown} {source}"
 
 
 def pick_queries(features: Features, count: int, *, seed: int = 0) -> torch.Tensor:

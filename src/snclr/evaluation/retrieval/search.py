@@ -52,7 +52,7 @@ def search_images(
         images=len(gallery.ids),
         method=hits.method,
         recall=hits.recall,
-        skipped=[*queries.search.skipped, *gallery.skipped],
+        skipped=[*queries.features.skipped, *gallery.skipped],
         figure=None if out is None else str(out),
     )
 

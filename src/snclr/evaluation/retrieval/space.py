@@ -36,7 +36,7 @@ class EmbeddingSpace:
     networks: Mapping[str, nn.Module]
     """By their names in the feature cache: those of `snclr_space`, or one network, named key, encoder or
     checkpoint (the last one's encoder)."""
-    search: str
+    searched: str
     """Name of the network whose features are searched."""
     image_size: int
     description: str
@@ -58,7 +58,7 @@ class EmbeddingSpace:
 
     def projections(self, session: Session, dataset: ImageDataset) -> Tensor | None:
         """Return the projections y2 (n, D) of a gallery; None if they are the features of the search."""
-        if self.criterion is None or self.search == "y2":
+        if self.criterion is None or self.searched == "y2":
             return None
         return self.features(session, dataset, "y2", "gallery (projections)").features
 
@@ -125,8 +125,8 @@ def snclr_space(method: Any, image_size: int) -> EmbeddingSpace:
         "target-encoder": method.momentum_encoder,
     }
     queue, criterion = method.criterion.queue, method.criterion
-    search = "y2" if queue.search_features is None else "target-encoder"
-    return EmbeddingSpace(networks, search, image_size, _describe(criterion, search), queue, criterion)
+    searched = "y2" if queue.search_features is None else "target-encoder"
+    return EmbeddingSpace(networks, searched, image_size, _describe(criterion, searched), queue, criterion)
 
 
 def weigh_as_trained(criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
@@ -136,10 +136,10 @@ def weigh_as_trained(criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor,
     return criterion.positiveness(y1, neighbors, mask)
 
 
-def _describe(criterion: SoftNeighborLoss, search: str) -> str:
+def _describe(criterion: SoftNeighborLoss, searched: str) -> str:
     s = criterion.config
-    searched = "the projections y2" if search == "y2" else "the target encoder's features"
+    features = "the projections y2" if searched == "y2" else "the target encoder's features"
     if s.neighbor_weights == "hard":
-        return f"{searched} (Eq. 3); the run's weights are hard: every w is 1"
+        return f"{features} (Eq. 3); the run's weights are hard: every w is 1"
     learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"
-    return f"{searched} (Eq. 3); w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"
+    return f"{features} (Eq. 3); w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"
