@@ -18,7 +18,7 @@ from snclr.evaluation import linear
 def measure(run: Path, out: Path) -> None:
     """Write all results to OUT/results.json, and features, linear heads and fine-tuned weights to .npz files."""
     out.mkdir(parents=True, exist_ok=True)
-    original, score = engine.evaluate_classifier, linear._test
+    original, score = engine.evaluate_classifier, linear._test_head
     heads: dict[str, Any] = {}
 
     def evaluate_and_save(model: Any, *arguments: Any, **options: Any) -> Any:
@@ -30,7 +30,7 @@ def measure(run: Path, out: Path) -> None:
         heads.update({f"{len(heads)} {name}": value.numpy() for name, value in head.state().items()})
         return score(head, *arguments, **fields)
 
-    engine.evaluate_classifier, linear._test = evaluate_and_save, score_and_keep
+    engine.evaluate_classifier, linear._test_head = evaluate_and_save, score_and_keep
     try:
         found = {
             "knn": snclr.knn(run, k=7, quiet=True).to_dict(),
@@ -42,7 +42,7 @@ def measure(run: Path, out: Path) -> None:
             "neighbors": snclr.neighbors(run, rows=4, out=out / "neighbors.png", quiet=True).to_dict(),
         }
     finally:
-        engine.evaluate_classifier, linear._test = original, score
+        engine.evaluate_classifier, linear._test_head = original, score
     if rank_and_size()[0] == 0:
         np.savez(out / "heads.npz", **heads)
         (out / "results.json").write_text(json.dumps(found))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snclr.api.early_checks import check_numbers, checked_session
 from snclr.api.options import EncodingOptions, RankOptions, with_options
-from snclr.evaluation.results import FewShotResult, FinetuneResult, KnnResult, LinearResult
-from snclr.runtime.results import Result
+from snclr.evaluation.results import DetectResult, FewShotResult, FinetuneResult, KnnResult, LinearResult
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -188,32 +185,6 @@ def finetune(
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DetectResult(Result):
-    """Average precision of a detector as recorded in results.jsonl: values in [0, 1], None if there are no objects."""
-
-    kind: str
-    time: str
-    """When the result was recorded (ISO 8601, UTC)."""
-    numbers: dict[str, float | None]
-    """AP, AP50 and AP75 of boxes (_bb) and masks (_mk)."""
-    protocol: str
-    start: str
-    """Where the initial weights come from."""
-    settings: dict[str, Any]
-    detector: str
-    """Folder of the trained detector."""
-    boxes: dict[str, float | None]
-    masks: dict[str, float | None]
-    classes: Sequence[dict[str, Any]]
-    detections: int
-    faults: int
-    """Problems in annotations and images."""
-    faults_file: str | None
-    figure: str | None
-    model_sha256: str
-
-
 def detect(
     run: str | Path,
     *,
@@ -276,9 +247,8 @@ def detect(
     fabric = launch(accelerator=device, devices=devices, nodes=nodes, precision=precision)
     draw_figure = functools.partial(draw_predictions, count=draw, score=draw_score) if draw > 0 else None
     with name_missing_ranks(), report_errors_on_rank_zero():
-        record = evaluate_detection(
+        return evaluate_detection(
             Path(run), fabric, resolved, data=data, init=init, encoder=encoder, train_annotations=train_annotations,
             val_annotations=val_annotations, images=images, val_images=val_images, max_bad_share=max_bad_share,
             detector=detector, draw=draw_figure, workers=workers, quiet=quiet or not fabric.is_global_zero,
         )  # fmt: skip
-    return DetectResult(**record)

@@ -8,11 +8,11 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from snclr.api.demo import DemoResult, demo
-from snclr.api.evaluate import DetectResult, detect, fewshot, finetune, knn, linear
+from snclr.api.evaluate import detect, fewshot, finetune, knn, linear
 from snclr.cli.flags import Command, SettingGroups
 from snclr.cli.output import print_table
 from snclr.errors import count
-from snclr.evaluation.results import TITLES, AccuracyResult, Baseline, FewShotResult, KnnResult
+from snclr.evaluation.results import TITLES, AccuracyResult, Baseline, DetectResult, FewShotResult, KnnResult
 from snclr.runtime.progress import print_wrapped
 
 _DEMO_EXAMPLES = """Examples:

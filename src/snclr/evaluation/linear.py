@@ -124,16 +124,16 @@ def linear_probe(
     fit_task(task, state, "probe", description="linear probe", stop=stop, device=device, quiet=session.quiet)
     if len(task.skipped) == len(ids):
         raise UserError(f"none of the labeled images of {inputs.train.name} could be read")
-    title = "linear probe, test"
     tested = session.features(
-        encoder, inputs.test, image_size=size, batch_size=chunk, labels=inputs.test_labels, description=title
-    )
+        encoder, inputs.test, image_size=size, batch_size=chunk, labels=inputs.test_labels,
+        description="linear probe, test",
+    )  # fmt: skip
     queries = labeled(tested.features, tested.labels, "test")
     text = (
         f"linear probe, frozen encoder: random resized crop and flip at {size} px, {training}, learning rate {lr:g} "
         f"({base_lr:g} × batch/256{why}), seed {seed}; tested on center crops"
     )
-    return _test(
+    return _test_head(
         head, queries, classes, text, len(ids), len(labels) - len(ids), inputs.description, learning_rate=lr,
         skipped=[task.skipped[index] for index in sorted(task.skipped)] + tested.skipped,
     )  # fmt: skip
@@ -164,10 +164,10 @@ def linear_cached(
     label -1 are ignored. `data` describes the two sets in the protocol. The classifier is trained on `device` (default:
     that of the features). `stop` raises StopRequested; a call with the same `state` continues.
     """
-    known, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
-    classes = known_classes(known.labels, queries.labels)
+    keys, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
+    classes = known_classes(keys.labels, queries.labels)
     features = StandardizedFeatures(
-        known.features, torch.searchsorted(classes, known.labels), torch.device(device or train.device)
+        keys.features, torch.searchsorted(classes, keys.labels), torch.device(device or train.device)
     )
 
     def fit(rows: Ids, rates: Sequence[float], stage: str) -> LinearHeads:
@@ -194,14 +194,16 @@ def linear_cached(
         rates = sorted(learning_rates)
         trials = _score_heads(fit(rows, rates, "grid"), rates, features, held_out)
         lr = max(trials, key=lambda trial: (trial.top1, -trial.loss)).learning_rate
-    head = fit(np.arange(len(known.labels)), [lr], "final")
+    head = fit(np.arange(len(keys.labels)), [lr], "final")
     text = (
         "linear classifier on cached features of center crops, standardized by the training set's mean and deviation: "
-        f"no augmentation, {_sgd(epochs, min(batch_size, len(known.labels)))}, "
+        f"no augmentation, {_sgd(epochs, min(batch_size, len(keys.labels)))}, "
         f"learning rate {lr:g}{_chosen(trials, lr)}, seed {seed}"
     )
     queries = queries._replace(features=features.standardize(queries.features))
-    return _test(head, queries, classes, text, len(known.labels), known.left_out, data, learning_rate=lr, trials=trials)
+    return _test_head(
+        head, queries, classes, text, len(keys.labels), keys.left_out, data, learning_rate=lr, trials=trials
+    )
 
 
 def _score_heads(
@@ -218,7 +220,7 @@ def _score_heads(
     return [LrTrial(*values) for values in zip(*columns, strict=True)]
 
 
-def _test(
+def _test_head(
     head: LinearHeads | NormalizedHead, queries: Labeled, classes: Tensor, training: str, images: int, unlabeled: int,
     data: str | None, **fields: Any,
 ) -> LinearScore:  # fmt: skip

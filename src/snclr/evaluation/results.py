@@ -135,6 +135,32 @@ class FinetuneResult(AccuracyResult):
 
 
 @dataclass(frozen=True)
+class DetectResult(Result):
+    """Average precision of a detector as recorded in results.jsonl: values in [0, 1], None if there are no objects."""
+
+    kind: str
+    time: str
+    """When the result was recorded (ISO 8601, UTC)."""
+    numbers: dict[str, float | None]
+    """AP, AP50 and AP75 of boxes (_bb) and masks (_mk)."""
+    protocol: str
+    start: str
+    """Where the initial weights come from."""
+    settings: dict[str, Any]
+    detector: str
+    """Folder of the trained detector."""
+    boxes: dict[str, float | None]
+    masks: dict[str, float | None]
+    classes: Sequence[dict[str, Any]]
+    detections: int
+    faults: int
+    """Problems in annotations and images."""
+    faults_file: str | None
+    figure: str | None
+    model_sha256: str
+
+
+@dataclass(frozen=True)
 class Neighbor:
     """A gallery image near a query."""
 

@@ -24,7 +24,7 @@ from snclr.data.splits import has_own_test_split, same_images, source_of
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings, color_views, crop_views, normalize
 from snclr.errors import UserError
-from snclr.evaluation.analysis.graph import Report
+from snclr.evaluation.analysis.graph import OnProgress
 from snclr.evaluation.results import ExplainedTerm
 from snclr.evaluation.retrieval.explain import QueryFeatures, explain_loss
 from snclr.evaluation.retrieval.gallery import Gallery
@@ -117,14 +117,14 @@ class OpenedRun:
         """The features by which images can be ranked."""
         return ["projection", "encoder"] if self.criterion is not None else ["encoder"]
 
-    def features(self, network: str, dataset: ImageDataset, report: Report) -> Matrix:
+    def features(self, network: str, dataset: ImageDataset, report: OnProgress) -> Matrix:
         """Return the features of a dataset from the run's cache, or extract what is missing."""
         if network not in self.networks:
             raise UserError(f"{self.path} has no projection heads")
         role = self._encoder_role if network == "encoder" else network
         return self._extract(self.networks[network], role, dataset, report)
 
-    def _extract(self, network: nn.Module, role: str, dataset: ImageDataset, report: Report) -> Matrix:
+    def _extract(self, network: nn.Module, role: str, dataset: ImageDataset, report: OnProgress) -> Matrix:
         done = 0
 
         def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -170,7 +170,7 @@ class OpenedRun:
         return explain_loss(self.criterion, query, gallery, own_id=own_id)
 
     @torch.no_grad()
-    def losses(self, y1: Matrix, y2: Matrix, search: Matrix, report: Report) -> Tensor:
+    def losses(self, y1: Matrix, y2: Matrix, search: Matrix, report: OnProgress) -> Tensor:
         """Return the loss (n,) of each image among all others, each as a batch of one image (as `explain`)."""
         assert self.criterion is not None
         assert y1.raw is not None
@@ -198,7 +198,7 @@ class OpenedRun:
         """Return step and path of the checkpoints and encoder snapshots of the run, oldest first."""
         return sorted((saved_checkpoints(self.dir.checkpoints) | snapshots(self.dir)).items())
 
-    def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: Report) -> Matrix:
+    def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: OnProgress) -> Matrix:
         """Return the features of the encoder in a kept checkpoint or snapshot: the one that the run exports."""
         if path.is_dir():
             exported = self.method.exported_encoder
@@ -211,7 +211,7 @@ class OpenedRun:
         encoder.load_state_dict(state)
         return self._extract(encoder.eval(), f"step{step}", dataset, report)
 
-    def pixels(self, dataset: ImageDataset, report: Report) -> Matrix:
+    def pixels(self, dataset: ImageDataset, report: OnProgress) -> Matrix:
         """Return the images themselves as features: 16 × 16 pixels."""
         return self._extract(nn.Sequential(nn.AdaptiveAvgPool2d(16), nn.Flatten()), "pixels", dataset, report)
 

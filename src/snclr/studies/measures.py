@@ -111,11 +111,11 @@ def _detect(job: dict[str, Any], config: PretrainConfig, _: str) -> Found:
     """Fine-tune Mask R-CNN on the COCO data of the study."""
     evaluation = job["evaluation"]
     fabric = launch(accelerator=config.device, devices=config.devices, nodes=config.nodes, precision="32")
-    record = evaluate_detection(
+    result = evaluate_detection(
         Path(job["folder"]), fabric, resolve_detection(evaluation["detect_recipe"]), data=evaluation["coco"],
         init="run", encoder=None, max_bad_share=0.1, detector=None, draw=None, workers=config.workers, quiet=True,
     )  # fmt: skip
-    return {name: value for name, value in record["numbers"].items() if value is not None}, record["protocol"]
+    return {name: value for name, value in result.numbers.items() if value is not None}, result.protocol
 
 
 def _accuracies(name: str, result: Any) -> dict[str, float]:

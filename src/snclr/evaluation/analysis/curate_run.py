@@ -18,7 +18,8 @@ from snclr.errors import UserError
 from snclr.evaluation.analysis import curation
 from snclr.evaluation.analysis.graph import neighbor_graph
 from snclr.evaluation.results import CurateResult
-from snclr.evaluation.session import Session, data_of, run_encoder
+from snclr.evaluation.retrieval.space import EmbeddingSpace, encoder_space
+from snclr.evaluation.session import Session, data_of
 from snclr.evaluation.state import on_rank_zero
 from snclr.io.atomic import check_writable, explain_unwritable, write_atomic
 
@@ -60,15 +61,16 @@ def curate_run(
         "labels": lambda images: _suspects(images, k, number),
         "diverse": lambda images: _diverse(images, number),
     }
+    if find not in ("leaks", *finders):
+        raise UserError(f"find is {find!r}; choose leaks, {', '.join(finders)}")
+    space = session.open(lambda: encoder_space(session.run))
     spec = data or data_of(session.run)
     if find == "leaks":
-        train, images = _open_pair(session, spec, test)
+        train, images = _open_pair(session, space, spec, test)
         found = _leaks(train, images, threshold)
-    elif find in finders:
-        images = _images(session, session.open(lambda: open_dataset(spec, download=True)), "features")
-        found = finders[find](images)
     else:
-        raise UserError(f"find is {find!r}; choose leaks, {', '.join(finders)}")
+        images = _images(session, space, session.open(lambda: open_dataset(spec, download=True)), "features")
+        found = finders[find](images)
     dataset, ids = images.dataset, images.ids.tolist()
     reasons = {ids[row]: reason for row, reason in found.rows.items()}
     rest = dict.fromkeys((index for index in ids if index not in reasons), "")
@@ -98,19 +100,18 @@ def _check_lists(paths: list[Path], *, overwrite: bool) -> None:
         check_writable(path, _UNWRITABLE, overwrite=overwrite)
 
 
-def _images(session: Session, dataset: ImageDataset, description: str) -> Images:
-    encoder, spec = session.open(lambda: run_encoder(session.run))
-    found = session.features(encoder, dataset, image_size=spec.image_size, description=description)
+def _images(session: Session, space: EmbeddingSpace, dataset: ImageDataset, description: str) -> Images:
+    found = space.features(session, dataset, space.searched, description)
     return Images(dataset, F.normalize(found.features, dim=1), found.ids, found.labels, len(found.skipped))
 
 
-def _open_pair(session: Session, data: str, test: str | None) -> tuple[Images, Images]:
+def _open_pair(session: Session, space: EmbeddingSpace, data: str, test: str | None) -> tuple[Images, Images]:
     if holds_out_test(data, test):
         raise UserError(
             f"leaks need test images: give --test, or data with a train and a test folder ({data} has none)"
         )
     train, test_part, _ = session.open(lambda: open_splits(data, test))
-    return _images(session, train, "training features"), _images(session, test_part, "test features")
+    return _images(session, space, train, "training features"), _images(session, space, test_part, "test features")
 
 
 def _duplicates(images: Images, threshold: float) -> Findings:

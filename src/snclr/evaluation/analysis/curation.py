@@ -15,7 +15,7 @@ from torch import Tensor
 
 from snclr.data.datasets.base import ImageDataset
 from snclr.errors import UserError
-from snclr.evaluation.analysis.graph import Graph, Report
+from snclr.evaluation.analysis.graph import Graph, OnProgress
 from snclr.methods.common import kernels
 
 VOTE_TEMPERATURE = 0.07
@@ -116,7 +116,7 @@ def suspect_labels(graph: Graph, labels: Tensor) -> list[Suspect]:
     return [Suspect(row, int(voted[row]), float(share[row]), float(own[row])) for row in order.tolist()]
 
 
-def diverse_subset(features: Tensor, n: int, report: Report = lambda done, total: None) -> tuple[Tensor, Tensor]:
+def diverse_subset(features: Tensor, n: int, report: OnProgress = lambda done, total: None) -> tuple[Tensor, Tensor]:
     """Choose n images that cover the set: rows (n,) in order of choice and their cosine to those chosen before (n,).
 
     Greedy k-center: the image nearest to the mean first, then always the one farthest from all chosen. The first m of

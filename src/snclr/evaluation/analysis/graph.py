@@ -16,7 +16,7 @@ from snclr.methods.common import kernels
 from snclr.methods.common.queue import also_found
 
 _ROWS = 1024
-Report = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with the number of finished and of all rows; it may raise to cancel."""
 
 
@@ -28,7 +28,7 @@ class Graph:
     index: Tensor
 
 
-def neighbor_graph(features: Tensor, k: int, report: Report = lambda done, total: None) -> Graph:
+def neighbor_graph(features: Tensor, k: int, report: OnProgress = lambda done, total: None) -> Graph:
     """Find the k rows with the largest cosine to each row (n, D), without the row itself.
 
     >>> neighbor_graph(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1).index.tolist()

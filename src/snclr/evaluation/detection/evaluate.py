@@ -20,7 +20,7 @@ from snclr.evaluation.detection.model import InitialWeights, build_detector, che
 from snclr.evaluation.detection.scoring import Detection, average_precision, detect_objects
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import CHECKPOINTS, DetectionTask, Detector, open_detector, save_detector
-from snclr.evaluation.results import append_result
+from snclr.evaluation.results import DetectResult, append_result
 from snclr.evaluation.state import EvalState, fit_task, on_rank_zero
 from snclr.io.atomic import check_writable, remove_leftovers, write_atomic
 from snclr.io.hashing import weights_digest
@@ -33,11 +33,11 @@ def evaluate_detection(
     run: Path, fabric: Any, settings: DetectSettings, *, data: str | Path, init: str, encoder: str | None,
     max_bad_share: float, detector: str | Path | None, draw: Callable[..., Any] | None, workers: int, quiet: bool,
     **files: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> DetectResult:  # fmt: skip
     """Train the detector of these settings, or open a finished one, and evaluate it on the validation images.
 
     `files` are arguments of `open_coco`; `draw` writes a figure of predictions. A stop saves a checkpoint in the run
-    directory and raises StopRequested; the same call continues. Return the record in results.jsonl.
+    directory and raises StopRequested; the same call continues. The result is appended to results.jsonl.
     """
     with raise_on_all_ranks():
         start = None if detector is not None else load_initial_weights(run, init, encoder, settings.seed)
@@ -129,7 +129,7 @@ def _train(
 def _record(
     run: Path, detector: Detector, val: CocoSet, detections: Sequence[Detection], bad: dict[int, str],
     faults: list[Fault], draw: Callable[..., Any] | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> DetectResult:  # fmt: skip
     """Score the detections, draw some of them, and append the result to results.jsonl."""
     score = average_precision(val, detections, bad)
     run.mkdir(parents=True, exist_ok=True)
@@ -141,13 +141,14 @@ def _record(
         figure = detector.folder / "predictions.png"
         title = f"{detector.settings.iterations:,} iterations from {detector.start}"
         draw(val, detections, figure, title=title, leave_out=bad)
-    return append_result(
+    record = append_result(
         run, "detect", score.numbers(), f"{detector.protocol}; {_test_protocol(detector.settings, val, len(bad))}",
         start=detector.start, settings=asdict(detector.settings), detector=str(detector.folder), boxes=score.box,
         masks=score.mask, classes=score.classes, detections=len(detections),
         faults=len(faults), faults_file=None if faults_file is None else str(faults_file),
         figure=None if figure is None else str(figure), model_sha256=weights_digest(detector.model.state_dict()),
     )  # fmt: skip
+    return DetectResult(**record)
 
 
 def _training_protocol(s: DetectSettings, start: InitialWeights, chosen: CocoSet, total: int, world_size: int) -> str:

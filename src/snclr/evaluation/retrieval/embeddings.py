@@ -55,7 +55,9 @@ def embed_dataset(
     layout: str = "none", neighbors: int = 0, overwrite: bool = False,
 ) -> EmbedResult:  # fmt: skip
     """Write the features of every readable image's center crop to a file."""
-    path = check_out(out)
+    path = check_file_name(out, FORMATS)
+    if path.suffix.lower() == ".parquet":
+        _pyarrow("pyarrow")  # before the features are computed
     if layout not in LAYOUTS:
         raise UserError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     on_rank_zero(lambda: check_writable(path, _UNWRITABLE, overwrite=overwrite))
@@ -112,14 +114,6 @@ def _with_layout(embeddings: Embeddings, layout: str, neighbors: int) -> Embeddi
     return dataclasses.replace(embeddings, metadata=metadata, layout=placed.points)
 
 
-def check_out(path: Path | str) -> Path:
-    """Return the path of a file to write; UserError if its format is unknown or pyarrow is missing."""
-    path = check_file_name(path, FORMATS)
-    if path.suffix.lower() == ".parquet":
-        _pyarrow("pyarrow")
-    return path
-
-
 def keys_file(path: Path | str) -> Path:
     """Return the path of the JSON file that names the rows of a .npy file.
 
@@ -137,7 +131,7 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
     >>> read_embeddings(file).keys
     ['x.png', 'y.png']
     """
-    path = check_out(path)
+    path = Path(path)
     features, keys, labels, metadata = embeddings.features, embeddings.keys, embeddings.labels, embeddings.metadata
     assert features.shape[:1] == (len(keys),)
     with explain_unwritable(path, _UNWRITABLE):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from snclr.errors import UserError
-from snclr.evaluation.analysis.graph import Report, hubness, overlap, purity, reciprocity
+from snclr.evaluation.analysis.graph import OnProgress, hubness, overlap, purity, reciprocity
 from snclr.evaluation.analysis.layout import Layout, kept_neighbors, pca, trustworthiness, umap_installed, umap_layout
 from snclr.explorer.explorer import Explorer
 from snclr.explorer.jobs import Job
@@ -36,7 +36,7 @@ class Mode(NamedTuple):
     """Title of the job; empty: computed at once."""
     missing: str
     """What it needs and this run or its images do not have; empty if it is offered."""
-    compute: Callable[[Report], Tensor]
+    compute: Callable[[OnProgress], Tensor]
 
 
 def color_modes(explorer: Explorer, run: OpenedRun, layout: LayoutName = "pca") -> dict[str, Mode]:
@@ -156,7 +156,7 @@ def true_neighbors(explorer: Explorer, run: OpenedRun, row: int = -1) -> list[in
     return [n for n in index[row, :FIDELITY_K].tolist() if n >= 0]
 
 
-def _losses(explorer: Explorer, run: OpenedRun, report: Report) -> Tensor:
+def _losses(explorer: Explorer, run: OpenedRun, report: OnProgress) -> Tensor:
     """Return the loss of each point; NaN for images without projections."""
     y2, y1, search = (explorer.features(run, network) for network in ("y2", "y1", run.searched))
     return _of_points(explorer, run, y2.ids, run.losses(y1, y2, search, report))
