@@ -141,12 +141,10 @@ def initial_encoder(spec: EncoderSpec, seed: int) -> nn.Module:
 
 def _data_identity(inputs: EvalInputs) -> list[str]:
     """Return digests of the images and the labels."""
-    parts = ((inputs.train, inputs.train_labels), (inputs.test, inputs.test_labels))
-    return [
-        digest
-        for dataset, labels in parts
-        for digest in (images_digest(dataset, np.arange(len(dataset))), sha256_bytes(labels.tobytes()))
-    ]
+    digests = []
+    for dataset, labels in ((inputs.train, inputs.train_labels), (inputs.test, inputs.test_labels)):
+        digests += [images_digest(dataset, np.arange(len(dataset))), sha256_bytes(labels.tobytes())]
+    return digests
 
 
 def _read(own_path: Path, run: Path) -> dict[str, Any] | None:

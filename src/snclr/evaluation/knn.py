@@ -34,7 +34,6 @@ from snclr.train.trainer import SAVE_SECONDS
 
 # Queries per block: at 1,000 classes the float64 votes take 2 MB.
 _VOTE_ROWS = 256
-_AUTO_K = (10, 200)
 
 
 def evaluate_knn(
@@ -70,11 +69,13 @@ def evaluate_few_shot(
     train, queries = inputs.features(session)
     assert train.labels is not None
     smallest = int(torch.unique(train.labels[train.labels >= 0], return_counts=True)[1].min())
-    few = f"{labels_per_class} labels per class are more than the {count(smallest, 'image')} of the smallest class"
+    fewer = (
+        f"{labels_per_class} labels per class are more than the {count(smallest, 'image')} of the smallest class: "
+        "all of them are used"
+    )
     return record_accuracy(
         FewShotResult, kind, classifier(train, queries), classifier, baselines=baselines,
-        labels_per_class=labels_per_class, draws=draws,
-        warnings=[few + ": all of them are used"] if labels_per_class > smallest else [],
+        labels_per_class=labels_per_class, draws=draws, warnings=[fewer] if labels_per_class > smallest else [],
     )  # fmt: skip
 
 
@@ -86,8 +87,7 @@ def auto_k(class_sizes: Tensor) -> int:
     >>> [auto_k(torch.tensor(sizes)) for sizes in ([500, 700], [40, 90], [3, 90], [3, 4])]
     [200, 40, 10, 7]
     """
-    lowest, highest = _AUTO_K
-    return min(max(int(class_sizes.min()), lowest), highest, int(class_sizes.sum()))
+    return min(max(int(class_sizes.min()), 10), 200, int(class_sizes.sum()))
 
 
 def _check_k(k: int | Literal["auto"], labels: Tensor | None, names: list[str] | None) -> list[str]:

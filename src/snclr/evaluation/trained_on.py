@@ -1,4 +1,7 @@
-"""Warnings about test images that the run was trained on."""
+"""Warnings about test images that the run was trained on: the same files or exact copies.
+
+`snclr curate --find leaks` searches for similar images instead, see `analysis/curation.py: leaks`.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,15 @@ def split_warnings(session: Session, inputs: EvalInputs, skipped: Sequence[Skip]
     def find() -> list[str]:
         bad = {(skip.index, skip.key) for skip in skipped}  # those of the training images have other keys or indices
         labeled = np.flatnonzero(inputs.test_labels >= 0)
-        images = take(inputs.test, labeled[[(index, inputs.test.key(index)) not in bad for index in labeled.tolist()]])
+        read = [(index, inputs.test.key(index)) not in bad for index in labeled.tolist()]
+        images = take(inputs.test, labeled[read])
         try:
             seen = count_trained_on(images, open_dataset(data_of(session.run), split="train"))
         except UserError:  # the images that the run was trained on are not available
             seen = None
         if inputs.held_out:
-            trained = ", and the run was trained on "
-            trained = f"{trained}{'all' if seen == len(images) else f'{seen:,}'} of them" if seen else ""
+            part = "all" if seen == len(images) else f"{seen or 0:,}"
+            trained = f", and the run was trained on {part} of them" if seen else ""
             return [f"the test images are a held-out fifth of the data{trained}; --test gives separate ones"]
         return [f"the run was trained on {seen:,} of the {count(len(images), 'test image')}"] if seen else []
 

@@ -133,9 +133,8 @@ def _record(
     """Score the detections, draw some of them, and append the result to results.jsonl."""
     score = average_precision(val, detections, bad)
     run.mkdir(parents=True, exist_ok=True)
-    faults_file = figure = None
+    faults_file, figure = detector.folder / "faults.jsonl", None
     if faults:
-        faults_file = detector.folder / "faults.jsonl"
         write_atomic(faults_file, "".join(json.dumps(asdict(fault), ensure_ascii=False) + "\n" for fault in faults))
     if draw is not None and len(bad) < len(val):
         figure = detector.folder / "predictions.png"
@@ -145,7 +144,7 @@ def _record(
         run, "detect", score.numbers(), f"{detector.protocol}; {_test_protocol(detector.settings, val, len(bad))}",
         start=detector.start, settings=asdict(detector.settings), detector=str(detector.folder), boxes=score.box,
         masks=score.mask, classes=score.classes, detections=len(detections),
-        faults=len(faults), faults_file=None if faults_file is None else str(faults_file),
+        faults=len(faults), faults_file=str(faults_file) if faults else None,
         figure=None if figure is None else str(figure), model_sha256=weights_digest(detector.model.state_dict()),
     )  # fmt: skip
     return DetectResult(**record)
