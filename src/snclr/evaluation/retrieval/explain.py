@@ -109,8 +109,9 @@ def explain_loss(
     """
     s = criterion.config
     y1, z1, y2, search = query
-    candidates, candidate_ids, searched = gallery.y2.to(y2), gallery.ids.to(y2.device), gallery.features.to(search)
+    candidates, candidate_ids = gallery.y2.to(y2), gallery.ids.to(y2.device)
     ids = torch.tensor([own_id], device=y2.device)
+    searched = candidates if gallery.projections is None else gallery.features.to(search)
     nearest = nearest_neighbors(search, searched, s.neighbors, ids=ids, candidate_ids=candidate_ids)
     if not bool(nearest.mask.any()):
         raise UserError("there is no candidate other than the image itself; give more images as --candidates")
