@@ -201,7 +201,7 @@ def curate(
     check_file(out)
     check_file(keep, flag="--keep")
     with checked_session(run, data, test, **options) as session:
-        from snclr.evaluation.analysis.curate_run import curate_run
+        from snclr.evaluation.analysis.curation import curate_run
 
         return curate_run(
             session, out=Path(out), find=find, keep=None if keep is None else Path(keep), data=data, test=test,
