@@ -216,8 +216,7 @@ def _score_heads(
         for head, logits in enumerate(heads.logits(x)):
             correct[head] += (true_ranks(logits, y) == 0).sum()
             loss[head] += F.cross_entropy(logits, y, reduction="sum")
-    columns = (rates, (correct / len(rows)).tolist(), (loss / len(rows)).tolist())
-    return [LrTrial(*values) for values in zip(*columns, strict=True)]
+    return list(map(LrTrial, rates, (correct / len(rows)).tolist(), (loss / len(rows)).tolist()))
 
 
 def _test_head(

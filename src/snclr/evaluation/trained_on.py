@@ -93,10 +93,9 @@ def _stat_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int, tuple[int, i
 
 
 def _digest(path: Path) -> str | None:
-    try:
+    with contextlib.suppress(OSError):
         return sha256_file(path)
-    except OSError:
-        return None
+    return None
 
 
 def _pixels(dataset: ImageDataset, index: int) -> str | None:
