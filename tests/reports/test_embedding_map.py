@@ -12,10 +12,13 @@ def points(n: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(n, 2)) * [4.0, 1.0]
 
 
-def a_map(classes: list[str | None] | None, count: int = 5, *, tiles: bool = True) -> EmbeddingMap:
-    n = count if classes is None else len(classes)
-    thumbnails = np.zeros((n, TILE, TILE, 3), np.uint8) if tiles else None
-    return build_map(points(n), [f"image {i}" for i in range(n)], classes, thumbnails, "protocol")
+def tiles(n: int) -> np.ndarray:
+    return np.zeros((n, TILE, TILE, 3), np.uint8)
+
+
+def a_map(classes: list[str | None]) -> EmbeddingMap:
+    n = len(classes)
+    return build_map(points(n), [f"image {i}" for i in range(n)], classes, tiles(n), "protocol")
 
 
 def test_dots_keep_the_aspect_ratio_of_the_points() -> None:
@@ -46,14 +49,14 @@ def test_rare_classes_share_a_color() -> None:
 
 
 def test_an_unlabeled_map_has_no_legend() -> None:
-    view = a_map(None, 7, tiles=False)
+    view = a_map([None] * 7)
     assert [color for _, _, color, _ in view.dots] == ["c0"] * 7
     assert not view.legend
-    assert view.data["classes"] is None
-    assert view.data["sprite"] is None
+    assert view.data["classes"] == [None] * 7
+    assert [title for *_, title in view.dots] == [f"image {i}" for i in range(7)]
 
 
 def test_names_are_made_visible() -> None:
-    view = build_map(points(len(HOSTILE)), HOSTILE, list(HOSTILE), None, "")
+    view = build_map(points(len(HOSTILE)), HOSTILE, list(HOSTILE), tiles(len(HOSTILE)), "")
     assert [title for *_, title in view.dots] == [f"{visible(one)} · {visible(one)}" for one in HOSTILE]
     assert view.data["names"] == [visible(one) for one in HOSTILE]

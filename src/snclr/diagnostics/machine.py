@@ -24,14 +24,14 @@ IMAGES_PER_RANK = 512
 
 def check_machine(setup: Setup) -> Iterator[CheckRow]:
     """Describe software and hardware, and check what training needs of them."""
-    yield CheckRow.measured("versions", ", ".join(f"{name} {version}" for name, version in versions().items()))
-    yield CheckRow.measured("system", f"{platform.platform()}, {cpu_name()}, {torch.get_num_threads()} threads")
+    yield CheckRow("versions", "measured", ", ".join(f"{name} {version}" for name, version in versions().items()))
+    yield CheckRow("system", "measured", f"{platform.platform()}, {cpu_name()}, {torch.get_num_threads()} threads")
     yield driver_row(nvidia_driver(), torch.version.cuda, torch.cuda.is_available())
     if setup.kind == "cuda":
         yield from cuda_rows(setup)
     else:
         for name in ("GPU", "architecture", "bf16", "copies between GPUs"):
-            yield CheckRow.not_applicable(name, f"the device is {setup.device}")
+            yield CheckRow(name, "not applicable", f"the device is {setup.device}")
     yield shared_memory_row(setup)
 
 
@@ -51,7 +51,7 @@ def driver_row(driver: str | None, built_for: str | None, available: bool) -> Ch
     'failed'
     """
     if driver is None and not available:
-        return CheckRow.not_applicable("NVIDIA driver", "the machine has no NVIDIA driver")
+        return CheckRow("NVIDIA driver", "not applicable", "the machine has no NVIDIA driver")
     built = "without CUDA" if built_for is None else f"for CUDA {built_for}"
     return CheckRow.verdict(
         "NVIDIA driver", available, value=f"driver {driver or 'unknown'}, torch built {built}",
@@ -65,7 +65,7 @@ def cuda_rows(setup: Setup) -> Iterator[CheckRow]:
     for number in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(number)
         text = f"{found.name}, {found.total_memory / 1e9:.0f} GB, {found.multi_processor_count} multiprocessors"
-        yield CheckRow.measured(f"GPU {number}", text)
+        yield CheckRow(f"GPU {number}", "measured", text)
     major, minor = torch.cuda.get_device_capability(setup.device)
     compiled = torch.cuda.get_arch_list()
     supported = any(name in compiled for name in (f"sm_{major}{minor}", f"sm_{major}0", f"compute_{major}{minor}"))
@@ -77,14 +77,14 @@ def cuda_rows(setup: Setup) -> Iterator[CheckRow]:
         advice="This build of torch has no kernels for the GPU: install one that has.",
     )  # fmt: skip
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    yield CheckRow.measured("bf16", "in hardware" if bf16 else "not in hardware: prefer --precision 16")
+    yield CheckRow("bf16", "measured", "in hardware" if bf16 else "not in hardware: prefer --precision 16")
     yield peer_row(torch.cuda.device_count())
 
 
 def peer_row(gpus: int) -> CheckRow:
     """Copy values between all pairs of GPUs and compare them: some machines corrupt direct copies."""
     if gpus < 2:
-        return CheckRow.not_applicable("copies between GPUs", "there is one GPU")
+        return CheckRow("copies between GPUs", "not applicable", "there is one GPU")
     pairs = list(itertools.permutations(range(gpus), 2))
     direct = sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
     values = torch.arange(2**20)
@@ -100,7 +100,7 @@ def shared_memory_row(setup: Setup) -> CheckRow:
     """Check that /dev/shm can hold the batches that data workers of the recipe prepare ahead, on all ranks."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return CheckRow.not_applicable("shared memory", "the system has no /dev/shm")
+        return CheckRow("shared memory", "not applicable", "the system has no /dev/shm")
     run = resolve({"recipe": setup.recipe, "data": "demo", "out": "unused"})
     images = min(run.batch_size // setup.ranks, IMAGES_PER_RANK)
     batch = images * sum(3 * size * size for size in view_sizes(run))

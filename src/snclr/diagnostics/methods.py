@@ -50,7 +50,7 @@ def check_methods(setup: Setup) -> Iterator[CheckRow]:
     """Compare the change of the weights by three steps of each method with that of the CPU in float64."""
     for precision, limit in LIMITS.items():
         if (reason := unavailable(setup.kind, precision)) is not None:
-            yield CheckRow.not_applicable(f"all in {NAMES[precision]}", reason)
+            yield CheckRow(f"all in {NAMES[precision]}", "not applicable", reason)
             continue
         for name, settings in CASES.items():
             options = {**settings, "precision": precision, "device": setup.device, "out": str(setup.folder / "methods")}
@@ -108,7 +108,7 @@ def check_overflow(setup: Setup) -> Iterator[CheckRow]:
     limit = "stopped, weights unchanged"
     yield CheckRow.verdict("a loss that is not finite", stopped and unchanged, value=text, limit=limit, advice=advice)
     if (reason := unavailable(setup.kind, "16")) is not None:
-        yield CheckRow.not_applicable("a gradient that overflows in fp16", reason)
+        yield CheckRow("a gradient that overflows in fp16", "not applicable", reason)
         return
     task = open_task(tiny_config(device=setup.device, precision="16", out=str(setup.folder / "overflow-16")))
     yield check_loss_scale(task, batches, advice)
@@ -143,7 +143,7 @@ def check_loss_scale(task: PretrainTask, batches: list[Batch], advice: str) -> C
 def check_host_waits(setup: Setup) -> Iterator[CheckRow]:
     """Count the waits in the last of `TINY_STEPS` steps of every method; loader and metrics are not part of it."""
     if setup.kind != "cuda":
-        yield CheckRow.not_applicable("all methods", f"only CUDA reports waits; the device is {setup.device}")
+        yield CheckRow("all methods", "not applicable", f"only CUDA reports waits; the device is {setup.device}")
         return
     for name in METHODS:
         task = open_task(tiny_config(name, device=setup.device, out=str(setup.folder / "waits")))

@@ -79,8 +79,8 @@ def check_memory(setup: Setup) -> Iterator[CheckRow]:
     """Measure the peak memory of a step, and find the largest batch that fits on the GPU."""
     peak, batch = f"{setup.recipe}: peak of a step", f"{setup.recipe}: largest batch on one GPU"
     if setup.kind != "cuda":
-        yield CheckRow.not_applicable(peak, f"only for CUDA; `snclr plan` measures a process on {setup.device}")
-        yield CheckRow.not_applicable(batch, f"only for CUDA; the device is {setup.device}")
+        yield CheckRow(peak, "not applicable", f"only for CUDA; `snclr plan` measures a process on {setup.device}")
+        yield CheckRow(batch, "not applicable", f"only for CUDA; the device is {setup.device}")
         return
     task = recipe_task(setup)
     images = task.config.batch_size
@@ -89,13 +89,14 @@ def check_memory(setup: Setup) -> Iterator[CheckRow]:
         torch.cuda.reset_peak_memory_stats(setup.device)
         task.training_step(random_batch(task, images))
     megabytes = torch.cuda.max_memory_allocated(setup.device) / 1e6
-    yield CheckRow.measured(peak, f"{megabytes / 1000:.2f} GB of tensors for {images} images", megabytes)
+    yield CheckRow(peak, "measured", f"{megabytes / 1000:.2f} GB of tensors for {images} images", number=megabytes)
     if setup.quick:
-        yield CheckRow.not_applicable(batch, "not run with --quick")
+        yield CheckRow(batch, "not applicable", "not run with --quick")
         return
     with training_math(task):
         largest = largest_batch(lambda size: step_fits(task, size))
-    yield CheckRow.measured(batch, f"{largest} images" if largest < MOST else f"at least {MOST} images", largest)
+    text = f"{largest} images" if largest < MOST else f"at least {MOST} images"
+    yield CheckRow(batch, "measured", text, number=largest)
 
 
 def largest_batch(fits: Callable[[int], bool]) -> int:
@@ -131,10 +132,10 @@ def check_speed(setup: Setup) -> Iterator[CheckRow]:
     note = {"data": " on one core", "loss": " (search, loss and gradient)"}
     for name, value in times.items():
         text = f"{value:.1f} ms for {images} images{note.get(name, '')}"
-        yield CheckRow.measured(f"{setup.recipe}: {name}", text, value)
+        yield CheckRow(f"{setup.recipe}: {name}", "measured", text, number=value)
     rate = 1000 * images / times["step"]
     text = f"{rate:,.0f} images/s, {times['encoder'] / times['step']:.0%} of the time in the encoders"
-    yield CheckRow.measured(f"{setup.recipe}: rate", text, rate)
+    yield CheckRow(f"{setup.recipe}: rate", "measured", text, number=rate)
 
 
 def step_parts(task: PretrainTask) -> dict[str, Callable[[], Any]]:
@@ -178,10 +179,10 @@ def step_parts(task: PretrainTask) -> dict[str, Callable[[], Any]]:
 def check_compile(setup: Setup) -> Iterator[CheckRow]:
     """Compare a step of the recipe with and without --compile: its loss must be the same."""
     if setup.quick:
-        yield CheckRow.not_applicable(setup.recipe, "not run with --quick")
+        yield CheckRow(setup.recipe, "not applicable", "not run with --quick")
         return
     if setup.kind == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
-        yield CheckRow.not_applicable(setup.recipe, "torch.compile needs a C++ compiler, and there is none")
+        yield CheckRow(setup.recipe, "not applicable", "torch.compile needs a C++ compiler, and there is none")
         return
     found, batch = {}, None
     for compiled in (False, True):

@@ -56,7 +56,7 @@ def check_ranks(setup: Setup) -> Iterator[CheckRow]:
     """Compare the losses of four steps on one rank and on several, in float64."""
     if setup.ranks < 2:
         reasons = {"cuda": "there is one GPU, or --devices is 1", "mps": "Apple GPUs support one rank"}
-        yield CheckRow.not_applicable("1 rank against several", reasons.get(setup.kind, "--devices is 1"))
+        yield CheckRow("1 rank against several", "not applicable", reasons.get(setup.kind, "--devices is 1"))
         return
     one, several = setup.folder / "one-rank", setup.folder / "several-ranks"
     settings = run_settings(setup, one, precision="64")

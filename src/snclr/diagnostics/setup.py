@@ -36,6 +36,7 @@ class CheckRow:
 
     name: str
     outcome: Literal["passed", "failed", "measured", "not applicable"]
+    """Without a limit: measured. If the check cannot run on this machine or with these flags: not applicable."""
     value: str
     """The measured value with its unit; for "not applicable", the reason."""
     _: KW_ONLY
@@ -64,16 +65,6 @@ class CheckRow:
     def verdict(cls, name: str, passed: bool, value: str, limit: str, *, advice: str, **more: Any) -> CheckRow:
         """Return a row that passed or failed."""
         return cls(name, "passed" if passed else "failed", value, limit=limit, advice=advice, **more)
-
-    @classmethod
-    def measured(cls, name: str, value: str, number: float | None = None) -> CheckRow:
-        """Return a row without a limit."""
-        return cls(name, "measured", value, number=number)
-
-    @classmethod
-    def not_applicable(cls, name: str, reason: str) -> CheckRow:
-        """Return a row of a check that cannot run on this machine or with these flags."""
-        return cls(name, "not applicable", reason)
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,9 @@ def write_report(
 ) -> ReportResult:
     """Build the page and write it on rank 0; `data` replaces the run's own images."""
     set_status("building the page")
-    page, explorer = build_page(session, run, options, data), run.explore / "index.html"
-    if explorer.is_file():  # `snclr explore --static RUN/explore` wrote it
-        page = replace(page, explore_link=Path(os.path.relpath(explorer, path.parent)).as_posix())
+    page, explore = build_page(session, run, options, data), run.explore / "index.html"
+    if explore.is_file():  # `snclr explore --static RUN/explore` wrote it
+        page = replace(page, explore_link=Path(os.path.relpath(explore, path.parent)).as_posix())
     html, page = render_within(page)
     if session.is_rank_zero:
         write_html(path, html)
@@ -235,12 +235,10 @@ def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: R
         f"principal components. They explain {first:.1%} and {second:.1%} of the variance, so images that are close on "
         "the map may be far apart in feature space."
     )
-    labeled = any(label is not None for label in classes)
-    protocol += " Labels are used for the colors only." if labeled else ""
-    return build_map(
-        layout.points.astype(np.float64), [dataset.key(index) for index in ids], classes if labeled else None,
-        np.stack(tiles), protocol,
-    )  # fmt: skip
+    if any(classes):
+        protocol += " Labels are used for the colors only."
+    keys = [dataset.key(index) for index in ids]
+    return build_map(layout.points.astype(np.float64), keys, classes, np.stack(tiles), protocol)
 
 
 def _encoder(run: RunDir, device: str) -> tuple[nn.Module, int, str]:

@@ -36,22 +36,18 @@ class EmbeddingMap:
 
 
 def build_map(
-    points: Array, keys: Sequence[str], classes: Sequence[str | None] | None, tiles: RGBImage | None, protocol: str
+    points: Array, keys: Sequence[str], classes: Sequence[str | None], tiles: RGBImage, protocol: str
 ) -> EmbeddingMap:
-    """Draw points (N, 2) as dots with a color per class.
-
-    `classes` is None for an unlabeled dataset, `tiles` are thumbnails (N, TILE, TILE, 3).
-    """
-    colors, legend = _colors(classes, len(keys))
+    """Draw points (N, 2) as dots with a color per class; `tiles` are thumbnails (N, TILE, TILE, 3)."""
+    colors, legend = _colors(classes)
     names = [visible(key, _MAX_NAME) for key in keys]
-    labels = None if classes is None else [None if label is None else visible(label, 200) for label in classes]
-    titles = names if labels is None else [n if c is None else f"{n} · {c}" for n, c in zip(names, labels, strict=True)]
+    labels = [None if label is None else visible(label, 200) for label in classes]
+    titles = [name if label is None else f"{name} · {label}" for name, label in zip(names, labels, strict=True)]
     columns = max(1, int(np.ceil(np.sqrt(len(names)))))
-    sprite = None if tiles is None else sprite_uri(tiles, columns)
     x, y = _positions(points).T.tolist()
     return EmbeddingMap(
         list(zip(x, y, colors, titles, strict=True)), legend,
-        {"names": names, "classes": labels, "columns": columns, "sprite": sprite}, protocol,
+        {"names": names, "classes": labels, "columns": columns, "sprite": sprite_uri(tiles, columns)}, protocol,
     )  # fmt: skip
 
 
@@ -64,11 +60,11 @@ def _positions(points: Array) -> Array:
     return positions
 
 
-def _colors(classes: Sequence[str | None] | None, count: int) -> tuple[list[str], list[tuple[str, str, int]]]:
-    """Return a color class per image and the legend; "cn" is the color of all other images."""
-    if classes is None:
-        return ["c0"] * count, []
+def _colors(classes: Sequence[str | None]) -> tuple[list[str], list[tuple[str, str, int]]]:
+    """Return a color class per image and the legend; "cn" is the color of all other images. No labels, no legend."""
     counts = Counter(label for label in classes if label is not None)
+    if not counts:
+        return ["c0"] * len(classes), []
     frequent = sorted(sorted(counts, key=lambda label: (-counts[label], label))[:COLORS])
     color = {label: f"c{number}" for number, label in enumerate(frequent)}
     legend = [(label, color[label], counts[label]) for label in frequent]

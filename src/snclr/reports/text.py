@@ -1,4 +1,4 @@
-"""Names and numbers as text for people, and the names of classes in a file."""
+"""Names and numbers as text for people, the metrics of a study, and the names of classes in a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Any
 
 from snclr.errors import UserError, similar_path
 
+STUDY_METRICS = {
+    "knn": "kNN top-1", "linear": "linear top-1",
+    "finetune1": "1 % labels top-1", "finetune10": "10 % labels top-1",
+    "finetune1_top5": "1 % labels top-5", "finetune10_top5": "10 % labels top-5",
+    "AP_bb": "box AP", "AP50_bb": "box AP50", "AP75_bb": "box AP75",
+    "AP_mk": "mask AP", "AP50_mk": "mask AP50", "AP75_mk": "mask AP75",
+}  # fmt: skip
+"""Heads of the columns of a study's table."""
+COMPARED = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
+"""Those with a panel of the figure, a table of paired differences, and a number in the line of a finished run."""
 _JOINERS = "\u200c\u200d"  # invisible, but part of Persian words and of composed emoji
 _HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 

@@ -92,8 +92,8 @@ class StudyOptions:
         folder = str(self.run_dir(run))
         return {
             **asdict(run), "key": run.key, "data": {"name": dataset_name(run.given["data"]), "fingerprint": run.data},
-            "folder": folder, "attempts": f"{folder}.attempts.jsonl", "record": str(self.records.path(run)),
-            "keep_runs": self.keep_runs, "jobs": self.jobs,
+            "folder": folder, "attempts": f"{folder}.attempts.jsonl", "keep_runs": self.keep_runs, "jobs": self.jobs,
+            "record": str(self.records.runs / run.record_name),
         }  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def _budget_lines(study: Study, trained: Sequence[Run]) -> list[str]:
     budget, epochs = study.budget, {run.label: int(run.settings["epochs"]) for run in trained}
     if study.evaluation.kind != "test" or (budget.kind == "steps" and len(set(epochs.values())) == 1):
         return []
-    texts = ", ".join(f"{label} {count}" for label, count in epochs.items())
+    texts = ", ".join(f"{label} {number}" for label, number in epochs.items())
     if budget.kind == "steps" and budget.amount is None:
         return [f"epochs of the rows, as in the paper: {texts}"]
     amount = "" if budget.amount is None else f" of {budget.amount:,.10g}"

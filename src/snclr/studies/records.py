@@ -32,16 +32,13 @@ class Records:
         self.runs = self.folder / "runs"
         self.studies = self.folder / "studies"
 
-    def path(self, run: Run) -> Path:
-        """Return the path of a run's record."""
-        return self.runs / run.record_name
-
     def find(self, run: Run) -> dict[str, Any] | None:
         """Read the record of a finished run; None, with a warning, if it is damaged or of other settings."""
-        record = _read(self.path(run))
+        path = self.runs / run.record_name
+        record = _read(path)
         if record is None or run.is_recorded_by(record):
             return record
-        _log.warning("%s is of a run with other settings; the run is repeated", self.path(run))
+        _log.warning("%s is of a run with other settings; the run is repeated", path)
         return None
 
     def by_row(self, study: dict[str, Any]) -> list[dict[int, dict[str, Any]]]:

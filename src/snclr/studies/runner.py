@@ -16,11 +16,11 @@ from typing import Any
 
 from snclr.checkpoint.run_dir import RunDir
 from snclr.io.atomic import write_atomic
+from snclr.reports.text import COMPARED
 from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import Run
-from snclr.studies.tables import COMPARED
 
 _POLL_SECONDS = 0.2
 

@@ -9,17 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from snclr.reports.text import COMPARED, STUDY_METRICS
 from snclr.studies.records import Records
 
-METRICS = {
-    "knn": "kNN top-1", "linear": "linear top-1",
-    "finetune1": "1 % labels top-1", "finetune10": "10 % labels top-1",
-    "finetune1_top5": "1 % labels top-5", "finetune10_top5": "10 % labels top-5",
-    "AP_bb": "box AP", "AP50_bb": "box AP50", "AP75_bb": "box AP75",
-    "AP_mk": "mask AP", "AP50_mk": "mask AP50", "AP75_mk": "mask AP75",
-}  # fmt: skip
-COMPARED = ("knn", "linear", "finetune1", "finetune10", "AP_bb", "AP_mk")
-"""Metrics with a table of paired differences, and those in the line of a finished run."""
 _COSTS = ("seconds", "cpu_seconds", "steps", "images", "peak_mb", "queue_mb", "neighbor_purity")
 _COST_COLUMNS = (
     ("neighbor purity", "neighbor_purity", ".2f", 100.0),
@@ -39,7 +31,7 @@ def build_table(study: dict[str, Any], records: Records) -> dict[str, Any]:
     by_row = records.by_row(study)
     finished = [record for row in by_row for record in row.values()]
     evaluated = {name for record in finished for name in record["numbers"]}
-    metrics = ["seconds_per_step"] if study["kind"] == "cost" else [name for name in METRICS if name in evaluated]
+    metrics = ["seconds_per_step"] if study["kind"] == "cost" else [name for name in STUDY_METRICS if name in evaluated]
     rows: list[dict[str, Any]] = []
     for row, by_seed in zip(study["rows"], by_row, strict=True):
         missing = [seed for seed in study["seeds"] if seed not in by_seed]
@@ -164,7 +156,7 @@ def _mean_part(table: Mapping[str, Any]) -> Part:
     rows = table["rows"]
     columns = [["row", *(row["label"] for row in rows)]]
     for metric in table["metrics"]:
-        columns.append([METRICS[metric], *(_mean(row, metric, ".2f", 100.0) for row in rows)])
+        columns.append([STUDY_METRICS[metric], *(_mean(row, metric, ".2f", 100.0) for row in rows)])
         if any(metric in row.get("paper", {}) for row in rows):
             columns.append(["paper", *(_paper(row, metric) for row in rows)])
     recorded = {name for row in rows for name in row} | {"seconds", "peak_mb"}
@@ -205,16 +197,15 @@ def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
     first, seeds = table["rows"][0]["label"], table["seeds"]
     rows = []
     for row in table["rows"][1:]:
-        difference = row.get(f"{metric}_difference")
-        if difference is None:
-            difference = {"by_seed": {}, "mean": None, "sd": None, "interval": None, "verdict": "not finished"}
+        unknown = {"by_seed": {}, "mean": None, "sd": None, "interval": None, "verdict": "not finished"}
+        difference = row.get(f"{metric}_difference") or unknown
         sd = "" if difference["sd"] is None else f" ± {100 * difference['sd']:.2f}"
         rows.append([
             row["label"], *(_points(difference["by_seed"].get(seed)) for seed in seeds),
             _points(difference["mean"]) + sd,
             " to ".join(map(_points, difference["interval"])) if difference["interval"] else "–", difference["verdict"],
         ])  # fmt: skip
-    heads = [f"{METRICS[metric]} minus {first}", *(f"seed {seed}" for seed in seeds)]
+    heads = [f"{STUDY_METRICS[metric]} minus {first}", *(f"seed {seed}" for seed in seeds)]
     return [*heads, "mean" if len(seeds) == 1 else "mean ± sd", "95 % interval", "verdict"], rows
 
 

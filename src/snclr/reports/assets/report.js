@@ -70,7 +70,7 @@
     if (best < 0) return;
     selected = best; dots[best].classList.add("near");
     text.textContent = data.names[best];
-    if (data.classes && data.classes[best] !== null) {
+    if (data.classes[best] !== null) {
       var label = document.createElement("b"); label.textContent = data.classes[best];
       text.prepend(label, document.createElement("br"));
     }

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
+from snclr.reports.text import COMPARED, STUDY_METRICS
 
 # The colorblind-safe palette of Okabe and Ito without yellow, which is too light on white.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b5b5b")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", ":", "-.")
-_TITLES = {
-    "knn": "kNN top-1 (%)", "linear": "linear top-1 (%)", "finetune1": "1 % labels top-1 (%)",
-    "finetune10": "10 % labels top-1 (%)", "AP_bb": "box AP (%)", "AP_mk": "mask AP (%)",
-}  # fmt: skip
 _SERIES_TITLES = {"neighbor_purity": "neighbor purity (%)", "queue_knn": "kNN within the queue (%)"}
 _REFERENCE_LINE: Mapping[str, Any] = {"color": FAINT, "linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 1}
 _CHARACTERS_PER_INCH = 11  # of a title
@@ -32,7 +29,7 @@ def draw_comparison(table: Mapping[str, Any], path: Path | str) -> bool:
     if table["kind"] == "cost":
         panels = [("seconds_per_step", "seconds per step", 1.0), ("peak_mb", "peak MB", 1.0)]
     else:
-        panels = [(metric, _TITLES[metric], 100.0) for metric in table["metrics"] if metric in _TITLES]
+        panels = [(metric, f"{STUDY_METRICS[metric]} (%)", 100.0) for metric in table["metrics"] if metric in COMPARED]
     rows = [row for row in table["rows"] if any(name in row for name, _, _ in panels)]
     if not rows:
         return False
