@@ -133,18 +133,18 @@ def explore(
         raise UserError(f"snclr explore needs {' and '.join(missing)}: pip install 'snclr[explore]'")
     check_numbers(Range(ge=3), images=images)
     check_folder(static, flag="--static")
-    check_run_and_data(run, data, test, gallery)
+    check_run_and_data(run, data, test, gallery, device=device)
     with ExitStack() as stack:
         if static is None:
             listener = stack.enter_context(open_socket(port))
-        opened = checked_session(run, data, test, gallery, device=device, cache=cache, quiet=True)
+        from snclr.evaluation.session import open_session
         from snclr.explorer import static as static_folder
         from snclr.explorer.explorer import Explorer
         from snclr.explorer.server import make_server
 
         if static is not None:
             static_folder.check_folder(Path(static), overwrite=overwrite)
-        session = stack.enter_context(opened)
+        session = stack.enter_context(open_session(run, device=device, cache=cache, quiet=True))
         explorer = Explorer(session, other, data=data, test=test, gallery=gallery, served=static is None)
         stack.callback(explorer.jobs.join, 5.0)
         stack.callback(explorer.jobs.close)  # before it is joined

@@ -197,7 +197,7 @@ def _paired_part(table: Mapping[str, Any], metric: str) -> Part:
     first, seeds = table["rows"][0]["label"], table["seeds"]
     rows = []
     for row in table["rows"][1:]:
-        unknown = {"by_seed": {}, "mean": None, "sd": None, "interval": None, "verdict": "not finished"}
+        unknown: dict[str, Any] = {"by_seed": {}, "mean": None, "sd": None, "interval": None, "verdict": "not finished"}
         difference = row.get(f"{metric}_difference") or unknown
         sd = "" if difference["sd"] is None else f" ± {100 * difference['sd']:.2f}"
         rows.append([
