@@ -40,6 +40,11 @@ def number_labels(
     return encode_labels(names, classes), classes
 
 
+def class_sizes(labels: Labels) -> npt.NDArray[np.int64]:
+    """Return the number of images of each class that has any; -1 is no class."""
+    return np.unique(labels[labels >= 0], return_counts=True)[1]
+
+
 def chance_levels(labels: Labels | None) -> dict[str, float]:
     """Return the chance levels of the metrics of training by name; {} without labels.
 
@@ -48,9 +53,9 @@ def chance_levels(labels: Labels | None) -> dict[str, float]:
     >>> chance_levels(np.array([0, 0, 0, 1, -1]))
     {'neighbor_purity': 0.625, 'queue_knn': 0.75}
     """
-    known = np.empty(0, np.int64) if labels is None else labels[labels >= 0]
-    shares = np.unique(known, return_counts=True)[1] / max(len(known), 1)
-    return {"neighbor_purity": float((shares**2).sum()), "queue_knn": float(shares.max())} if len(known) else {}
+    sizes = np.empty(0, np.int64) if labels is None else class_sizes(labels)
+    shares = sizes / max(sizes.sum(), 1)
+    return {"neighbor_purity": float((shares**2).sum()), "queue_knn": float(shares.max())} if len(sizes) else {}
 
 
 def renumber_labels(labels: Labels, classes: Sequence[str], target: Sequence[str]) -> Labels:

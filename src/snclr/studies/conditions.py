@@ -22,9 +22,6 @@ from snclr.studies.runs import Evaluation, Row, parse_value, row_setting
 from snclr.train.config import resolve
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from snclr.data.datasets.base import ImageDataset, Labels
 
 BUDGETS = ("steps", "images", "seconds")
@@ -217,6 +214,7 @@ def check_test_images(
 
     A note states if the test images are part of the training images. Methods that use labels are then rejected.
     """
+    from snclr.data.labels import class_sizes
     from snclr.data.splits import open_splits
     from snclr.evaluation.scoring import match_labels
 
@@ -229,26 +227,22 @@ def check_test_images(
             f"the method {supervised[0]} would learn from the labels of the test images: {reason}."
             f" Give a dataset with train/ and test/ folders, or leave {supervised[0]} out."
         )
-    notes = [_chance_note(info, _class_sizes(test_labels))]
+    notes = [_chance_note(info, test_labels)]
     if reason:
         notes.append(f"the test images were seen in pre-training, without their labels: {reason}")
-    smallest, k = int(_class_sizes(labels).min()), evaluation.k
+    smallest, k = int(class_sizes(labels).min()), evaluation.k
     if k != "auto" and k > smallest:
         of_class = count(smallest, "training image")
         notes.append(f"k = {k} exceeds the {of_class} of the smallest class; --k auto chooses k as `snclr knn` does")
     return replace(evaluation, fingerprint=train.fingerprint() + test.fingerprint()), notes
 
 
-def _class_sizes(labels: Labels) -> npt.NDArray[np.int64]:
-    import numpy as np
-
-    return np.unique(labels[labels >= 0], return_counts=True)[1]
-
-
-def _chance_note(info: DatasetInfo, sizes: npt.NDArray[np.int64]) -> str:
-    """Return the chance levels, and how precise an accuracy on test classes of these sizes can be."""
+def _chance_note(info: DatasetInfo, test_labels: Labels) -> str:
+    """Return the chance levels, and how precise an accuracy on these test images can be."""
+    from snclr.data.labels import class_sizes
     from snclr.train.health import PURITY_IN_TRAINING
 
+    sizes = class_sizes(test_labels)
     n = int(sizes.sum())
     purity = "" if info.same_class is None else f"; neighbor purity: {PURITY_IN_TRAINING}; chance {info.same_class:.1%}"
     return (
