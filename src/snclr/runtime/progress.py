@@ -76,12 +76,11 @@ class Progress:
         self._samples = deque([_Sample(self._start)])
         self._updates = 0
         self._last_shown = float("-inf")
-        self._on_screen = not self.quiet and self.stream.isatty()
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
         if not self.quiet and _is_terminal(self.stream):
-            _pause_status(self, True)
+            _show_bar_in_status(self)
             self._bar = _start_bar(self)
             _bars.append(self)
         return self
@@ -90,7 +89,7 @@ class Progress:
         """End the bar. After an error or a stop, remove it from the screen."""
         if self._bar is not None:
             _bars.remove(self)
-            _pause_status(self, False)
+            _show_bar_in_status(None)
             self._bar.live.transient = error is not None
             self._attempt(self._refresh)
             self._attempt(self._bar.stop)
@@ -110,7 +109,7 @@ class Progress:
             self._samples.popleft()
         pause = self.interval if self._bar is None else _REFRESH_SECONDS
         due = now - self._last_shown >= pause or (self._percent() == 100 and not was_complete)
-        is_brief = self._last_shown < 0 and now - self._start < _BRIEF_SECONDS and not self._on_screen
+        is_brief = self._last_shown < 0 and now - self._start < _BRIEF_SECONDS and not self.stream.isatty()
         if due and not is_brief:
             self._last_shown = now
             self._attempt(self._refresh)
@@ -339,12 +338,11 @@ class StatusLine:
             self._text, self._since, self._due = text, time.monotonic(), _FIRST_LINE_SECONDS
             self._show()
 
-    def pause(self, progress: Progress, bar: bool) -> None:
-        """Hide the line while the bar of `progress` is shown (`bar`), or show it again."""
+    def show_bar(self, progress: Progress | None) -> None:
+        """Hide the line while the bar of `progress` is shown; show it again if it is None."""
         with self._lock:
             self.clear()
-            if bar or self._progress is progress:
-                self._progress = progress if bar else None
+            self._progress = progress
             self._text, self._since = "working", time.monotonic()
 
     def clear(self) -> None:
@@ -413,9 +411,9 @@ def set_status(text: str) -> None:
         _status.set(text)
 
 
-def _pause_status(progress: Progress, bar: bool) -> None:
+def _show_bar_in_status(progress: Progress | None) -> None:
     if _status is not None:
-        _status.pause(progress, bar)
+        _status.show_bar(progress)
 
 
 def _is_terminal(stream: TextIO) -> bool:
