@@ -282,10 +282,10 @@ def test_the_cache_limit_includes_deleted_files_that_are_still_open(site, monkey
     most = 0
     for index in range(len(source)):
         source.read(index)
-        most = max(most, held_and_deleted() + named_on_disk(source._cache.folder))
+        most = max(most, held_and_deleted() + named_on_disk(source.cache.folder))
     settle(source)
     assert held_and_deleted() == 0
-    assert sum(path.stat().st_size for path in source._cache.folder.glob("*.tar*")) <= 4 * size
+    assert sum(path.stat().st_size for path in source.cache.folder.glob("*.tar*")) <= 4 * size
     # The prefetching thread may add one more shard between the two checks.
     assert most <= 6 * -(-size // 4096) * 4096
 
@@ -309,7 +309,7 @@ def test_the_cache_may_be_deleted_during_use(site):
     make_shards(site.folder / "s", shards=2)
     source = open_dataset(f"{site.url}/s/{{00..01}}.tar")
     first = all_bytes(source)
-    shutil.rmtree(source._cache.folder)
+    shutil.rmtree(source.cache.folder)
     assert all_bytes(source) == first
 
 
@@ -322,18 +322,18 @@ def test_the_first_batch_downloads_few_shards(site, tmp_path):
     next(loader.batches(0, 1))
     settle(source)
     assert site.fetched(".tar") <= START + 2
-    needed = {int(source._index.shard[i]) for i in source.epoch_order(3, 0)[:2]}
+    needed = {int(source.index.shard[i]) for i in source.epoch_order(3, 0)[:2]}
     assert needed <= set(source._sequence[:START].tolist())
 
 
 def test_the_next_shards_are_prefetched(site):
     make_shards(site.folder / "s", shards=5)
     source = open_dataset(f"{site.url}/s/{{00..04}}.tar")
-    for path in source._cache.folder.glob("*.tar"):
+    for path in source.cache.folder.glob("*.tar"):
         path.unlink()
     source.load(0)
     settle(source)
-    cached = [source._cache.path(shard).exists() for shard in source._shards]
+    cached = [source.cache.path(shard).exists() for shard in source.shards]
     assert cached == [True, True, True, False, False]
 
 

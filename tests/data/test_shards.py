@@ -271,7 +271,7 @@ def test_bad_members_are_skipped_listed_and_replaced(tmp_path):
     path = make_tar(tmp_path / "a.tar", entries)
     with open(path, "r+b") as file:  # cut inside the last image
         source = open_dataset(path)
-        file.truncate(int(source._index.offset[7]) + 40)
+        file.truncate(int(source.index.offset[7]) + 40)
     source = open_dataset(path)
     assert len(source) == 8
     with pytest.raises(BadImage, match="ends inside"):

@@ -24,9 +24,9 @@ def sort_classes(names: Iterable[str]) -> list[str]:
 
 
 def encode_labels(names: Iterable[str | None], classes: Sequence[str]) -> Labels:
-    """Return the index of each name in `classes` (n,); -1 for None."""
-    number = {name: index for index, name in enumerate(classes)}
-    return np.array([-1 if name is None else number[name] for name in names], dtype=np.int64)
+    """Return the index of each name in `classes` (n,); -1 for None and names that are not in it."""
+    number: dict[str | None, int] = {name: index for index, name in enumerate(classes)}
+    return np.array([number.get(name, -1) for name in names], dtype=np.int64)
 
 
 def number_labels(
@@ -64,7 +64,5 @@ def renumber_labels(labels: Labels, classes: Sequence[str], target: Sequence[str
     >>> renumber_labels(np.array([0, 1, -1]), ["cat", "dog"], ["ant", "dog"]).tolist()
     [-1, 1, -1]
     """
-    number = {name: index for index, name in enumerate(target)}
-    table = np.array([number.get(name, -1) for name in classes] + [-1], dtype=np.int64)  # last entry: label -1
-    renumbered: Labels = table[labels]
-    return renumbered
+    table: Labels = encode_labels([*classes, None], target)  # last entry: label -1
+    return np.take(table, labels)

@@ -196,9 +196,8 @@ def is_same_dataset(one: ImageDataset, other: ImageDataset) -> bool:
     """
     if one is other:
         return True
-    if isinstance(one, FileDataset) and isinstance(other, FileDataset):
-        inode = _inode(one.folder)
-        return inode is not None and inode == _inode(other.folder) and one.fingerprint() == other.fingerprint()
+    if isinstance(one, FileDataset) and isinstance(other, FileDataset) and _inode(one.folder) != _inode(other.folder):
+        return False
     return type(one) is type(other) and one.fingerprint() == other.fingerprint()
 
 

@@ -9,6 +9,7 @@ import io
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +32,26 @@ PREFETCH = 2
 _MAX_IMAGE_BYTES = 2**28
 
 
+@dataclass(eq=False)
 class ShardDataset(ImageDataset):
     """Images in shards, read through an index; remote shards need a `cache`."""
 
-    def __init__(
-        self,
-        name: str,
-        shards: Sequence[Path | RemoteShard],
-        index: ShardIndex,
-        *,
-        digest: str,
-        cache: ShardCache | None = None,
-        unique_names: bool = False,
-    ) -> None:
-        if not len(index):
-            raise UserError(f"there are no images in the shards of {name}")
-        self.name, self.remote = name, cache is not None
-        self.labels, self.classes = (index.label, index.classes) if index.classes else (None, None)
-        self._shards, self._index, self._cache, self._digest = shards, index, cache, digest
-        self._unique_names = unique_names  # otherwise keys include the shard's name
+    name: str
+    shards: Sequence[Path | RemoteShard]
+    index: ShardIndex
+    digest: str
+    cache: ShardCache | None = None
+    unique_names: bool = False
+    """Whether keys are the names in the index; otherwise they include the shard's name."""
+
+    def __post_init__(self) -> None:
+        if not len(self.index):
+            raise UserError(f"there are no images in the shards of {self.name}")
+        self.remote = self.cache is not None
+        self.classes = self.index.classes or None
+        self.labels = self.index.label if self.classes else None
         self._order: tuple[tuple[int, int], Ids] | None = None  # of the current (seed, epoch)
-        self._sequence = np.arange(len(shards))  # order of the shards in that epoch
+        self._sequence = np.arange(len(self.shards))  # order of the shards in that epoch
         self._visited: set[int] = set()  # remote shards whose successors were prefetched
         self._prefetcher: threading.Thread | None = None
 
@@ -59,7 +59,7 @@ class ShardDataset(ImageDataset):
         return {**self.__dict__, "_order": None, "_visited": set(), "_prefetcher": None}
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.index)
 
     def load(self, index: int, min_side: int | None = None) -> RGBImage:
         """Decode one image, uint8 (H, W, 3) RGB; raises BadImage."""
@@ -67,11 +67,11 @@ class ShardDataset(ImageDataset):
 
     def read(self, index: int) -> bytes:
         """Return the encoded bytes of one image; raises BadImage if they are incomplete."""
-        size, offset = int(self._index.size[index]), int(self._index.offset[index])
+        size, offset = int(self.index.size[index]), int(self.index.offset[index])
         if size > _MAX_IMAGE_BYTES:
             raise BadImage(f"has {size:,} bytes, more than {_MAX_IMAGE_BYTES:,}")
         try:
-            data = self._read(int(self._index.shard[index]), size, offset)
+            data = self._read(int(self.index.shard[index]), size, offset)
         except OSError as error:
             raise BadImage(f"cannot be read: {error.strerror or error}") from error
         if len(data) < size:
@@ -80,34 +80,34 @@ class ShardDataset(ImageDataset):
 
     def key(self, index: int) -> str:
         """Return the original file name for shards of `snclr pack`, else `shard/member`."""
-        name = self._index.names[index].encode("utf-8", "backslashreplace").decode()
-        return name if self._unique_names else f"{self._shards[int(self._index.shard[index])].name}/{name}"
+        name = self.index.names[index].encode("utf-8", "backslashreplace").decode()
+        return name if self.unique_names else f"{self.shards[int(self.index.shard[index])].name}/{name}"
 
     def fingerprint(self) -> str:
         """Return a digest of the manifest's hashes, or of the index if there is no manifest."""
-        return self._digest
+        return self.digest
 
     def epoch_order(self, seed: int, epoch: int) -> Ids:
         """Return the permutation (n,) of one epoch: of all images if local, through a window of shards if remote."""
         if self._order is None or self._order[0] != (seed, epoch):
-            window = WINDOW if self.remote else len(self._shards)
-            order, self._sequence = windowed_order(self._index.shard, len(self._shards), seed, epoch, window, START)
+            window = WINDOW if self.remote else len(self.shards)
+            order, self._sequence = windowed_order(self.index.shard, len(self.shards), seed, epoch, window, START)
             order.setflags(write=False)
             self._order = (seed, epoch), order
             self._visited.clear()
         return self._order[1]
 
     def _read(self, shard: int, size: int, offset: int) -> bytes:
-        source = self._shards[shard]
+        source = self.shards[shard]
         if isinstance(source, Path):
             with open(source, "rb", buffering=0) as file:
                 return os.pread(file.fileno(), size, offset)
-        assert self._cache is not None
-        data = self._cache.read(source, size, offset)
+        assert self.cache is not None
+        data = self.cache.read(source, size, offset)
         if shard not in self._visited:
             self._visited.add(shard)
             if self._prefetcher is None or not self._prefetcher.is_alive():
-                self._prefetcher = threading.Thread(target=self._prefetch, args=(shard, self._cache), daemon=True)
+                self._prefetcher = threading.Thread(target=self._prefetch, args=(shard, self.cache), daemon=True)
                 self._prefetcher.start()
         return data
 
@@ -115,7 +115,7 @@ class ShardDataset(ImageDataset):
         """Download the next shards of the epoch. A failure is reported by the read that needs the shard."""
         position = int(np.flatnonzero(self._sequence == shard)[0])
         for upcoming in self._sequence[position + 1 : position + 1 + PREFETCH].tolist():
-            source = self._shards[upcoming]
+            source = self.shards[upcoming]
             assert isinstance(source, RemoteShard)
             try:
                 cache.fetch(source, wait=False)
