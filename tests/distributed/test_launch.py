@@ -136,7 +136,7 @@ def test_a_single_srun_task_uses_the_flags(monkeypatch):
 @pytest.mark.parametrize("tasks", ["1", "8"])
 def test_an_allocation_without_srun_is_not_a_launch(monkeypatch, capsys, tasks):
     set_env(monkeypatch, {**BATCH, "SLURM_NTASKS": tasks})
-    assert launch.launch(accelerator="cpu").world_size == 1
+    assert launch.launch(device="cpu").world_size == 1
     printed = capsys.readouterr().err
     assert printed == "" if tasks == "1" else "SLURM allocated 8 tasks, but only 1 will run" in printed
 
@@ -147,7 +147,7 @@ def test_fabric_gets_the_resolved_ranks(monkeypatch):
     monkeypatch.setattr(launch, "_connect", lambda fabric, env, timeout: connected.append(fabric))
     monkeypatch.setattr(launch.atexit, "register", lambda function: None)
     set_env(monkeypatch, {k: v for k, v in SRUN.items() if k != "SLURM_NTASKS_PER_NODE"})
-    fabric = launch.launch(accelerator="cpu")
+    fabric = launch.launch(device="cpu")
     assert connected == [fabric]
     assert (fabric.world_size, fabric.global_rank, fabric.local_rank, fabric.node_rank) == (6, 3, 1, 1)
 
@@ -258,14 +258,14 @@ def test_one_gpu_can_be_selected(monkeypatch, device, expected):
     monkeypatch.setattr(launch, "_connect", lambda fabric, env, timeout: None)
     monkeypatch.setattr("snclr.runtime.device.available_devices", lambda: ["cuda:0", "cuda:1", "cpu"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    launch.launch(accelerator=device)
+    launch.launch(device=device)
     assert (given["accelerator"], given["devices"]) == ("cuda", expected)
     with pytest.raises(UserError, match="--device cuda:1 selects one GPU, but there are 2 ranks"):
-        launch.launch(accelerator="cuda:1", devices="2")
+        launch.launch(device="cuda:1", devices="2")
 
 
 def test_half_precision_is_refused_on_cpus():
     with pytest.raises(UserError, match="precision bf16 is not supported on CPUs"):
-        launch.launch(accelerator="cpu", precision="bf16")
+        launch.launch(device="cpu", precision="bf16")
     with pytest.raises(UserError, match="precision 16 is not supported on CPUs"):
-        launch.launch(accelerator="cpu", precision="16-mixed")
+        launch.launch(device="cpu", precision="16-mixed")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.errors import UserError, similar_path
-from snclr.runtime.machine import check_cpu_precision, has_gpu_driver
+from snclr.runtime.machine import check_precision, has_gpu_driver
 from snclr.runtime.settings import Range
 from snclr.runtime.stop import STARTED_BY
 
@@ -126,7 +126,7 @@ def check_device(device: str | None, precision: str = "32") -> None:
         return
     if device is not None and device.startswith(("cuda", "mps")):
         raise UserError(f"there is no device {device!r} on this machine; choose auto or cpu")
-    check_cpu_precision(precision)
+    check_precision("cpu", precision)
 
 
 def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> str:

@@ -244,7 +244,7 @@ def detect(
     from snclr.reports.figures.detection import draw_predictions
 
     resolved = resolve(recipe, **settings)
-    fabric = launch(accelerator=device, devices=devices, nodes=nodes, precision=precision)
+    fabric = launch(device=device, devices=devices, nodes=nodes, precision=precision)
     draw_figure = functools.partial(draw_predictions, count=draw, score=draw_score) if draw > 0 else None
     with name_missing_ranks(), report_errors_on_rank_zero():
         return evaluate_detection(

@@ -15,7 +15,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distribute
 from snclr.distributed.collectives import create_cpu_groups, destroy_process_groups, rank_and_size
 from snclr.distributed.environment import ResolvedEnvironment, resolve_environment, unused_slurm_tasks
 from snclr.errors import UserError, first_line
-from snclr.runtime.device import check_precision, pick_device
+from snclr.runtime.device import pick_device
+from snclr.runtime.machine import check_precision
 from snclr.runtime.stop import STARTED_BY, stop_with_parent
 
 PRECISIONS: dict[str, Any] = {"32": "32-true", "64": "64-true", "bf16": "bf16-mixed", "16": "16-mixed"}
@@ -25,7 +26,7 @@ TIMEOUT_SECONDS = 600.0
 
 def launch(
     *,
-    accelerator: str = "auto",
+    device: str = "auto",
     devices: str = "1",
     nodes: int = 1,
     precision: str = "32",
@@ -34,14 +35,14 @@ def launch(
 ) -> Any:
     """Start Fabric and return it: on one rank, on `devices` ranks per node, or on the ranks of a launcher.
 
-    `accelerator` is a device type, auto, or a single GPU (cuda:1). `devices` is a number of ranks on this node, or auto
+    `device` is a device type, auto, or a single GPU (cuda:1). `devices` is a number of ranks on this node, or auto
     (all GPUs). A collective fails after `timeout` seconds. `batch_size` is checked to be divisible by the world size.
     """
     from lightning_fabric import Fabric
 
     from snclr.distributed.gradients import RankStrategy
 
-    device, precision = pick_device(accelerator), precision.removesuffix("-mixed")
+    device, precision = pick_device(device), precision.removesuffix("-mixed")
     accelerator, _, index = device.partition(":")
     check_precision(device, precision)
     env = resolve_environment(accelerator, devices, nodes)

@@ -44,16 +44,11 @@ class SyncBatchNorm(_BatchNorm):
     """A batch norm over (N, C, ...) whose training statistics are those of all ranks."""
 
     def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"batch norm takes (N, C, ...), not {tuple(input.shape)}")
+        """Accept (N, C, ...); torch's layers of 1 to 3 dimensions differ in this check alone."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize with the statistics of all ranks in training, with the running ones in evaluation."""
-        if self.training and is_distributed():
-            self._check_input_dim(input)
-            output = self._normalize(input)
-        else:
-            output = super().forward(input)
+        output = self._normalize(input) if self.training and is_distributed() else super().forward(input)
         for part in ("drop", "act"):  # of timm's BatchNormAct2d
             output = getattr(self, part, nn.Identity())(output)
         return output

@@ -33,7 +33,8 @@ from snclr.evaluation.state import EvalState, FeatureStore, ValueT, on_rank_zero
 from snclr.io.atomic import explain_unwritable
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import EncoderSpec
-from snclr.runtime.device import check_precision, pick_device
+from snclr.runtime.device import pick_device
+from snclr.runtime.machine import check_precision
 from snclr.runtime.progress import set_status
 from snclr.runtime.settings import check_devices
 from snclr.runtime.stop import StopFlag, StopRequested
@@ -142,7 +143,7 @@ def _start(device: str, devices: str, nodes: int) -> str:
         return chosen
     from snclr.distributed.launch import launch
 
-    fabric = launch(accelerator=chosen.partition(":")[0], devices=devices, nodes=nodes)
+    fabric = launch(device=chosen.partition(":")[0], devices=devices, nodes=nodes)
     return str(fabric.device)
 
 

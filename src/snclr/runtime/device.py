@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from snclr.errors import UserError
-from snclr.runtime.machine import check_cpu_precision
 
 _SMALL = 2**22  # elements of a tensor: 256 images of 73 × 73 pixels
 
@@ -39,12 +39,6 @@ def pick_device(device: str) -> str:
     raise UserError(f"there is no device {device!r} on this machine; choose auto or {', '.join(available)}")
 
 
-def check_precision(device: str, precision: str) -> None:
-    """Raise UserError if the device, as `pick_device` returns it, does not support the precision."""
-    if device.startswith("cpu"):
-        check_cpu_precision(precision)
-
-
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a CPU tensor to a device without waiting for the copy; for a CUDA device through pinned memory.
 
@@ -66,11 +60,12 @@ def math_settings(device: torch.device | str, *, tf32: bool, deterministic: bool
     Otherwise cuDNN measures which of its convolutions is the fastest.
     """
     backends: Any = torch.backends
-    wanted = [*_tf32_settings(tf32), (backends.cudnn, "benchmark", not deterministic)]
-    wanted = wanted if torch.device(device).type == "cuda" else []
+    wanted = []
+    if torch.device(device).type == "cuda":
+        wanted = [*_tf32_settings(tf32), (backends.cudnn, "benchmark", not deterministic)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    attention = backends.cuda.mem_efficient_sdp_enabled(), backends.cuda.cudnn_sdp_enabled()
+    attention: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     for owner, name, value in wanted:
         setattr(owner, name, value)
     if deterministic:
@@ -78,16 +73,14 @@ def math_settings(device: torch.device | str, *, tf32: bool, deterministic: bool
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         # Of the fused attention kernels, only flash attention has a deterministic backward pass.
-        backends.cuda.enable_mem_efficient_sdp(False)
-        backends.cuda.enable_cudnn_sdp(False)
+        attention = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
     try:
-        yield
+        with attention:
+            yield
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
         torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
-        backends.cuda.enable_mem_efficient_sdp(attention[0])
-        backends.cuda.enable_cudnn_sdp(attention[1])
 
 
 def _tf32_settings(tf32: bool) -> list[tuple[Any, str, Any]]:

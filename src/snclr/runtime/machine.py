@@ -28,12 +28,12 @@ def has_gpu_driver() -> bool:
     return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in _GPU_FILES)
 
 
-def check_cpu_precision(precision: str) -> None:
-    """Raise UserError for a precision that CPUs do not support."""
-    if precision.removesuffix("-mixed") in ("16", "bf16"):
+def check_precision(device: str, precision: str) -> None:
+    """Raise UserError if the device is the CPU and does not support the precision."""
+    precision = precision.removesuffix("-mixed")
+    if device.startswith("cpu") and precision in ("16", "bf16"):
         raise UserError(
-            f"precision {precision.removesuffix('-mixed')} is not supported on CPUs: most lack it and some crash. Give"
-            " --precision 32."
+            f"precision {precision} is not supported on CPUs: most lack it and some crash. Give --precision 32."
         )
 
 

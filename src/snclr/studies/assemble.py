@@ -95,7 +95,8 @@ def _check_rows(
     encoder.
     """
     from snclr.evaluation.detection.model import check_detectable
-    from snclr.runtime.device import check_precision, pick_device
+    from snclr.runtime.device import pick_device
+    from snclr.runtime.machine import check_precision
     from snclr.train.build import encoder_spec
 
     for row in rows:

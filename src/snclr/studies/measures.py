@@ -110,7 +110,7 @@ def _train_classifier(job: dict[str, Any], config: PretrainConfig, measure: str)
 def _detect(job: dict[str, Any], config: PretrainConfig, _: str) -> Found:
     """Fine-tune Mask R-CNN on the COCO data of the study."""
     evaluation = job["evaluation"]
-    fabric = launch(accelerator=config.device, devices=config.devices, nodes=config.nodes, precision="32")
+    fabric = launch(device=config.device, devices=config.devices, nodes=config.nodes, precision="32")
     result = evaluate_detection(
         Path(job["folder"]), fabric, resolve_detection(evaluation["detect_recipe"]), data=evaluation["coco"],
         init="run", encoder=None, max_bad_share=0.1, detector=None, draw=None, workers=config.workers, quiet=True,

@@ -84,7 +84,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
 def launch_run(config: PretrainConfig) -> Any:
     """Start the ranks of a run."""
     return launch(
-        accelerator=config.device, devices=config.devices, nodes=config.nodes, precision=config.precision,
+        device=config.device, devices=config.devices, nodes=config.nodes, precision=config.precision,
         timeout=config.timeout, batch_size=config.batch_size,
     )  # fmt: skip
 
