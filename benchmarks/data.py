@@ -40,6 +40,7 @@ from torch.utils.data import DataLoader, Dataset
 from snclr.api.export import pack
 from snclr.data.datasets.base import ImageDataset, open_dataset
 from snclr.data.loader import CropSteps, ViewLoader
+from snclr.data.sampler import ViewKey
 from snclr.data.transforms.views import VIEW_GROUPS, crop_views
 from snclr.data.workers import in_processes
 
@@ -72,7 +73,7 @@ def bare_work(task: tuple[list[int], int, bool]) -> int:
         image = _source.load(index, min_side=4 * size)
         if crops:
             for view, settings in enumerate(VIEWS):
-                crop_views([image], settings, size, seed=0, epoch=0, ids=np.array([index]), view=view)
+                crop_views([image], settings, size, ViewKey(0, 0, np.array([index]), view))
     return len(ids)
 
 

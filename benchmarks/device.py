@@ -44,6 +44,7 @@ from torch.utils.flop_counter import flop_registry
 
 from compiled_kernels import compiled_kernels
 from cost_model import A100, H100, Job, Machine, distinct_picks
+from snclr.data.sampler import ViewKey
 from snclr.data.transforms import compiled_color, views
 from snclr.data.transforms.compiled_color import fused_color
 from snclr.methods.common import kernels
@@ -195,11 +196,10 @@ def compiled_color_counts(config: PretrainConfig, job: Job) -> Counts:
 def color_part(config: PretrainConfig, job: Job) -> Callable[[], None]:
     side, ids = config.image_size, np.arange(int(job.rows))
     images = torch.empty(len(ids), 3, side, side, dtype=torch.uint8, device="meta")
-    options: Any = {"seed": 0, "epoch": 0, "ids": ids, "memory_format": torch.channels_last}
 
     def run() -> None:
         for view, settings in enumerate(view_settings(config)):
-            views.color_views(images, settings, view=view, **options)
+            views.color_views(images, settings, ViewKey(0, 0, ids, view), torch.channels_last)
 
     return run
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,8 +26,6 @@ def snclr_command(*arguments: object) -> str:
     >>> snclr_command("knn", "my run")
     "snclr knn 'my run'"
     """
-    import shlex
-
     return shlex.join(["snclr", *map(str, arguments)])
 
 
@@ -83,9 +84,6 @@ def similar_path(path: Path) -> str:
     >>> similar_path(Path(__file__).with_name("eror.py")).endswith("errors.py'?)")
     True
     """
-    import difflib
-    import itertools
-
     parents = [*reversed(path.parents), path]
     missing = next((part for part in parents if not part.exists()), None)
     if missing is None:
@@ -111,8 +109,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("Sim-CLRR", ["snclr", "simclr"])
     " (did you mean 'simclr'?)"
     """
-    import difflib
-
     names = {_plain(one): one for one in known}
     close = difflib.get_close_matches(_plain(name), names, n=1)
     return f" (did you mean {names[close[0]]!r}?)" if close else ""

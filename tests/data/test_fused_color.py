@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from snclr.data.sampler import ViewKey
 from snclr.data.transforms import compiled_color
 from snclr.data.transforms.compiled_color import fused_color
 from snclr.data.transforms.views import TRAIN_CROP, VIEW_GROUPS, ViewSettings, color_views, local_view
@@ -19,7 +20,6 @@ SETTINGS = {
     "solarize": ViewSettings(jitter=0.0, grayscale=0.0, blur=0.0, solarize=0.5),
 }
 pytestmark = pytest.mark.usefixtures("_on_the_cpu")
-KEYS = {"seed": 1, "epoch": 2, "view": 0}
 
 
 def pixels(count=150, size=24):
@@ -40,7 +40,7 @@ def _on_the_cpu(monkeypatch):
 
 
 def run(settings, images, **options):
-    return color_views(images, settings, ids=np.arange(len(images)), **KEYS, **options)
+    return color_views(images, settings, ViewKey(seed=1, epoch=2, ids=np.arange(len(images)), view=0), **options)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

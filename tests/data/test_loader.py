@@ -17,7 +17,7 @@ from PIL import Image
 from snclr.data.datasets.base import ArrayDataset, FileDataset, ImageDataset, open_dataset
 from snclr.data.image_cache import ImageCache
 from snclr.data.loader import Skip, ViewLoader
-from snclr.data.sampler import batch_ids
+from snclr.data.sampler import ViewKey, batch_ids
 from snclr.data.transforms.views import TRAIN_CROP, VIEW_GROUPS, color_views, crop_views
 from snclr.errors import UserError
 
@@ -84,8 +84,8 @@ def test_a_batch_from_files_is_crop_then_color(folder):
     (batch,) = collect(dataset, 0, 1)
     for view, how in enumerate(VIEW_GROUPS["byol"]):
         for row, index in enumerate(batch.ids.tolist()):
-            crop = crop_views([dataset.load(index)], how, SIZE, seed=3, epoch=0, ids=np.array([index]), view=view)
-            expected = color_views(crop, how, seed=3, epoch=0, ids=np.array([index]), view=view)
+            key = ViewKey(seed=3, epoch=0, ids=np.array([index]), view=view)
+            expected = color_views(crop_views([dataset.load(index)], how, SIZE, key), how, key)
             assert torch.equal(batch.views[view][row : row + 1], expected)
         assert batch.labels.tolist() == dataset.labels[batch.ids].tolist()
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from snclr.data.sampler import ViewKey
 from snclr.data.transforms.randaugment import NUMBERS, OPERATIONS, rand_augment
 from snclr.data.transforms.views import VIEW_GROUPS, color_views
 
@@ -45,9 +46,9 @@ def test_randaugment_does_not_depend_on_the_batch():
 
 def test_infomin_views_are_stronger_than_byol_views():
     pictures = (images(64) * 255).to(torch.uint8)
-    keys = {"seed": 1, "epoch": 0, "ids": np.arange(64), "view": 0}
-    without = [color_views(pictures, VIEW_GROUPS[name][0], **keys) for name in ("byol", "infomin")]
-    half = color_views(pictures[:9], VIEW_GROUPS["infomin"][0], **{**keys, "ids": np.arange(9)})
+    key = ViewKey(seed=1, epoch=0, ids=np.arange(64), view=0)
+    without = [color_views(pictures, VIEW_GROUPS[name][0], key) for name in ("byol", "infomin")]
+    half = color_views(pictures[:9], VIEW_GROUPS["infomin"][0], key._replace(ids=np.arange(9)))
     assert torch.equal(half, without[1][:9])
     spread = [(view - pictures / 255).abs().mean() for view in without]
     assert spread[1] > spread[0]

@@ -10,7 +10,7 @@ from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resiz
 from torchvision.transforms.v2 import functional as tv
 
 from snclr.data.datasets.base import open_dataset
-from snclr.data.sampler import uniforms
+from snclr.data.sampler import ViewKey, uniforms
 from snclr.data.transforms import color as color
 from snclr.data.transforms import crop as crops
 from snclr.data.transforms.views import (
@@ -49,7 +49,7 @@ def draw(n, count=crops.CROP_NUMBERS, seed=0):
 
 
 def keyed(ids, view=0, seed=1, epoch=2):
-    return {"seed": seed, "epoch": epoch, "ids": np.asarray(ids), "view": view}
+    return ViewKey(seed, epoch, np.asarray(ids), view)
 
 
 # Position of a crop
@@ -147,9 +147,9 @@ def test_precomputed_matrices_equal_computed_ones():
 
 
 def test_crops_do_not_depend_on_the_training_precision(images):
-    crop = crop_views(images, TRAIN_CROP, 32, **keyed(np.arange(200)))
+    crop = crop_views(images, TRAIN_CROP, 32, keyed(np.arange(200)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(crop, crop_views(images, TRAIN_CROP, 32, **keyed(np.arange(200))))
+        assert torch.equal(crop, crop_views(images, TRAIN_CROP, 32, keyed(np.arange(200))))
 
 
 # Color transforms, image by image against torchvision
@@ -249,8 +249,8 @@ def reference(crop, settings, seed, epoch, index, view):
 def test_a_view_equals_torchvisions_for_the_same_random_numbers(images, group, view):
     how = VIEW_GROUPS[group][view]
     ids = np.arange(1000, 1120)
-    cut = crop_views(images[:120], how, 64, **keyed(ids, view))
-    got = color_views(cut, how, **keyed(ids, view))
+    cut = crop_views(images[:120], how, 64, keyed(ids, view))
+    got = color_views(cut, how, keyed(ids, view))
     expected = torch.stack([reference(crop, how, 1, 2, i, view) for crop, i in zip(cut, ids, strict=True)])
     # Solarization is discontinuous at one half: rounding changes a pixel or two in 100,000.
     far = ((got - expected).abs() > 2e-4).float().mean()
@@ -268,8 +268,8 @@ def test_a_view_never_depends_on_its_batch(data):
     cuts = sorted(data.draw(st.sets(st.integers(1, 23), max_size=5)))
 
     def make(rows):
-        crop = crop_views(images[rows], how, 27, **keyed(ids[rows]))
-        return color_views(crop, how, **keyed(ids[rows]))
+        crop = crop_views(images[rows], how, 27, keyed(ids[rows]))
+        return color_views(crop, how, keyed(ids[rows]))
 
     whole = make(np.arange(24))
     parts = torch.cat([make(rows) for rows in np.split(np.arange(24), cuts)])
@@ -281,18 +281,18 @@ def test_a_view_never_depends_on_its_batch(data):
 def test_a_view_never_depends_on_its_batch_at_a_training_size(images):
     how = VIEW_GROUPS["byol"][0]
     ids = np.arange(200)
-    crop = crop_views(images, how, 32, **keyed(ids))
-    whole = color_views(crop, how, **keyed(ids))
+    crop = crop_views(images, how, 32, keyed(ids))
+    whole = color_views(crop, how, keyed(ids))
     for row in range(0, 200, 17):
         one = slice(row, row + 1)
-        assert torch.equal(crop_views(images[one], how, 32, **keyed(ids[one])), crop[one])
-        assert torch.equal(color_views(crop[one], how, **keyed(ids[one])), whole[one])
+        assert torch.equal(crop_views(images[one], how, 32, keyed(ids[one])), crop[one])
+        assert torch.equal(color_views(crop[one], how, keyed(ids[one])), whole[one])
 
 
 def test_a_view_never_depends_on_the_number_of_threads(images, monkeypatch):
     def make():
-        crop = crop_views(images, VIEW_GROUPS["byol"][1], 48, **keyed(np.arange(200)))
-        return color_views(crop, VIEW_GROUPS["byol"][1], **keyed(np.arange(200)))
+        crop = crop_views(images, VIEW_GROUPS["byol"][1], 48, keyed(np.arange(200)))
+        return color_views(crop, VIEW_GROUPS["byol"][1], keyed(np.arange(200)))
 
     alone = make()
     monkeypatch.setattr(threads, "_SMALL", 0)  # use all threads
@@ -306,9 +306,9 @@ def test_a_view_never_depends_on_the_number_of_threads(images, monkeypatch):
 @pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last])
 def test_a_view_never_depends_on_the_chunks_of_its_batch(images, monkeypatch, kind):
     def make():
-        return color_views(crop, VIEW_GROUPS["byol"][1], memory_format=kind, **keyed(np.arange(50)))
+        return color_views(crop, VIEW_GROUPS["byol"][1], keyed(np.arange(50)), memory_format=kind)
 
-    crop = crop_views(images[:50], VIEW_GROUPS["byol"][1], 32, **keyed(np.arange(50)))
+    crop = crop_views(images[:50], VIEW_GROUPS["byol"][1], 32, keyed(np.arange(50)))
     whole = make()
     assert whole.is_contiguous(memory_format=kind)
     for values in (1, 7 * 3 * 32 * 32):  # one image, and seven images with a shorter last chunk
@@ -331,7 +331,7 @@ def test_small_tensors_use_one_thread_and_the_setting_is_restored():
 
 def test_each_coordinate_changes_the_view(images):
     def make(**changes):
-        return crop_views(images[:8], TRAIN_CROP, 32, **{**keyed(np.arange(8)), **changes})
+        return crop_views(images[:8], TRAIN_CROP, 32, keyed(np.arange(8))._replace(**changes))
 
     base = make()
     assert torch.equal(base, make())
@@ -341,15 +341,15 @@ def test_each_coordinate_changes_the_view(images):
 
 def test_single_image_and_batch_crops_agree(images):
     how = VIEW_GROUPS["byol"][0]
-    batch = crop_views(images[:50], how, 40, **keyed(np.arange(50))).int()
+    batch = crop_views(images[:50], how, 40, keyed(np.arange(50))).int()
     for index in range(50):
-        one = crop_views([images[index]], how, 40, seed=1, epoch=2, ids=np.array([index]), view=0)[0]
+        one = crop_views([images[index]], how, 40, keyed([index]))[0]
         assert (one.int() - batch[index]).abs().max() <= 1
 
 
 def test_without_any_distortion_a_view_is_the_normalized_image(images):
-    crop = crop_views(images, NOTHING, 32, **keyed(np.arange(200)))
-    got = color_views(crop, NOTHING, **keyed(np.arange(200)))
+    crop = crop_views(images, NOTHING, 32, keyed(np.arange(200)))
+    got = color_views(crop, NOTHING, keyed(np.arange(200)))
     assert torch.allclose(got, normalize(images), atol=1e-6)
     assert got.mean().abs() < 1
 
@@ -361,8 +361,8 @@ def test_transforms_have_the_given_probabilities():
 
     def share(**changes):
         how = ViewSettings(**{"crop_min": 1.0, "flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, **changes})
-        crop = crop_views(gradient, how, 16, **keyed(ids))
-        got = color_views(crop, how, **keyed(ids))
+        crop = crop_views(gradient, how, 16, keyed(ids))
+        got = color_views(crop, how, keyed(ids))
         changed = (got - normalize(gradient)).abs().flatten(1).amax(1) > 1e-4
         return changed.float().mean().item()
 
@@ -422,22 +422,22 @@ def test_a_thin_image_is_resized_at_its_center_only(length, monkeypatch):
 
 
 def test_train_crop_is_a_crop_and_nothing_else(images):
-    (got,) = crop_views([images[3]], TRAIN_CROP, 32, seed=4, epoch=5, ids=np.array([6]), view=0).permute(0, 2, 3, 1)
+    (got,) = crop_views([images[3]], TRAIN_CROP, 32, keyed([6], seed=4, epoch=5)).permute(0, 2, 3, 1)
     box = crops.random_boxes(uniforms(4, 5, np.array([6]), 0, crops.CROP_NUMBERS), 32, 32, (0.08, 1.0))[0]
     flip = uniforms(4, 5, np.array([6]), 0, crops.CROP_NUMBERS + 1)[0, -1] < 0.5
     assert np.array_equal(got, crops.crop_image(images[3], box, flip, 32))
-    crop = crop_views(images, TRAIN_CROP, 32, **keyed(np.arange(200)))
+    crop = crop_views(images, TRAIN_CROP, 32, keyed(np.arange(200)))
     plain = normalize(crop.permute(0, 2, 3, 1))
-    assert torch.equal(color_views(crop, TRAIN_CROP, **keyed(np.arange(200))), plain)
+    assert torch.equal(color_views(crop, TRAIN_CROP, keyed(np.arange(200))), plain)
 
 
 def test_the_plain_view_is_the_evaluation_view(images):
     expected = normalize(np.stack([crops.center_crop(image, 24) for image in images]))
     ids = np.arange(len(images))
-    batch = crop_views(images, PLAIN_VIEW, 24, seed=3, epoch=1, ids=ids, view=2)
-    single = crop_views(list(images), PLAIN_VIEW, 24, seed=3, epoch=1, ids=ids, view=2)
+    batch = crop_views(images, PLAIN_VIEW, 24, keyed(ids, view=2, seed=3, epoch=1))
+    single = crop_views(list(images), PLAIN_VIEW, 24, keyed(ids, view=2, seed=3, epoch=1))
     assert torch.equal(batch, single)
-    assert torch.equal(color_views(batch, PLAIN_VIEW, seed=3, epoch=1, ids=ids, view=2), expected)
+    assert torch.equal(color_views(batch, PLAIN_VIEW, keyed(ids, view=2, seed=3, epoch=1)), expected)
 
 
 def test_normalize_is_the_usual_one(images):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from snclr.data.datasets.base import open_dataset
+from snclr.data.sampler import ViewKey
 from snclr.data.transforms import compiled_color
 from snclr.data.transforms.compiled_color import fused_color
 from snclr.data.transforms.views import VIEW_GROUPS, color_views
@@ -172,9 +173,9 @@ class Evaluations:
         images, found = to_device(pixels, DEVICE), None
         for name in groups:
             for view, settings in enumerate(VIEW_GROUPS[name]):
-                options: Any = {"seed": 0, "epoch": 0, "ids": ids, "view": view, "memory_format": torch.channels_last}
-                found = color_views(images, settings, **options)
-                difference = found.elem - color_views(pixels, settings, **options)  # type: ignore[attr-defined]
+                key = ViewKey(0, 0, ids, view)
+                found = color_views(images, settings, key, torch.channels_last)
+                difference = found.elem - color_views(pixels, settings, key, torch.channels_last)  # type: ignore[attr-defined]
                 assert difference.abs().max() < 1e-3, (name, view)
         return found
 

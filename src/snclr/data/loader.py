@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset
 from snclr.data.datasets.base import ArrayDataset, ImageDataset
 from snclr.data.decode import BadImage, RGBImage
 from snclr.data.image_cache import ImageCache
-from snclr.data.sampler import Ids, batch_ids, steps_per_epoch, with_replacements
+from snclr.data.sampler import Ids, ViewKey, batch_ids, steps_per_epoch, with_replacements
 from snclr.data.transforms.views import ViewSettings, color_views, crop_views
 from snclr.data.workers import copy_ahead, in_thread, read_items
 from snclr.errors import UserError
@@ -61,7 +60,7 @@ class Skip:
 
 
 @dataclass
-class Crops:
+class CroppedBatch:
     """Stage 1 of a step: `crops` uint8 (n, 3, S, S) of the images `ids`, one per view; the reasons of bad images."""
 
     step: int
@@ -70,12 +69,13 @@ class Crops:
     crops: list[Tensor]
     bad: dict[int, str]
 
-    def pin_memory(self) -> Crops:
+    def pin_memory(self) -> CroppedBatch:
         """Pin the memory; called by DataLoader."""
         self.crops = [crops.pin_memory() for crops in self.crops]
         return self
 
 
+@dataclass(eq=False)
 class ViewLoader:
     """Load the batches of any range of training steps. `batch_size` is global; each rank gets its rows of it.
 
@@ -93,31 +93,29 @@ class ViewLoader:
     (5, torch.Size([8, 3, 32, 32]))
     """
 
-    def __init__(
-        self,
-        dataset: ImageDataset,
-        *,
-        views: tuple[ViewSettings, ...],
-        image_size: int,
-        sizes: Sequence[int] | None = None,
-        batch_size: int,
-        seed: int,
-        workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        device: torch.device | str = "cpu",
-        max_bad_share: float = 0.1,
-        cache_bytes: int = 0,
-    ) -> None:
-        self.batch_size = batch_size
-        self.steps_per_epoch = steps_per_epoch(len(dataset), batch_size)
-        cache = ImageCache(len(dataset), cache_bytes) if cache_bytes and not isinstance(dataset, ArrayDataset) else None
-        sides = (image_size,) * len(views) if sizes is None else tuple(sizes)
-        self.crop_steps = CropSteps(dataset, views, sides, batch_size, seed, rank, world_size, cache)
-        self._workers = workers
-        self._device = torch.device(device)
-        self._max_bad_share = max_bad_share
-        self._seen = np.zeros(len(dataset), dtype=np.bool_)
+    dataset: ImageDataset
+    _: KW_ONLY
+    views: tuple[ViewSettings, ...]
+    image_size: int
+    sizes: Sequence[int] | None = None
+    batch_size: int
+    seed: int
+    workers: int = 0
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device | str = "cpu"
+    max_bad_share: float = 0.1
+    cache_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.steps_per_epoch = steps_per_epoch(len(self.dataset), self.batch_size)
+        self.in_memory = isinstance(self.dataset, ArrayDataset)
+        cache = ImageCache(len(self.dataset), self.cache_bytes) if self.cache_bytes and not self.in_memory else None
+        self.crop_steps = CropSteps(
+            self.dataset, self.views, tuple(self.sizes or [self.image_size] * len(self.views)), self.batch_size,
+            self.seed, self.rank, self.world_size, cache,
+        )  # fmt: skip
+        self._seen = np.zeros(len(self.dataset), dtype=np.bool_)
         self._skips: dict[int, Skip] = {}  # by index, in the order of `skipped`
         self._merged = 0  # number of skips that all ranks have
 
@@ -134,24 +132,23 @@ class ViewLoader:
         # The previous epoch counts as seen; otherwise restored bad images would be a large share after a resume.
         for step in range(max(0, start - self.steps_per_epoch), start):
             self._seen[self.crop_steps.global_batch(step)[1]] = True
-        dataset, on_gpu = self.crop_steps.dataset, self._device.type == "cuda"
-        if self._workers and isinstance(dataset, ArrayDataset) and not on_gpu:  # has no bad images
+        device = torch.device(self.device)
+        on_gpu = device.type == "cuda"
+        if self.workers and self.in_memory and not on_gpu:  # has no bad images
             yield from in_thread(lambda step: self.finish(self.crop_steps[step]), start, stop)
             return
-        steps = read_items(
-            self.crop_steps, start, stop, workers=self._workers, in_memory=isinstance(dataset, ArrayDataset), pin=on_gpu
-        )
-        steps = until_stopped(steps) if dataset.remote else steps
+        steps = read_items(self.crop_steps, start, stop, workers=self.workers, in_memory=self.in_memory, pin=on_gpu)
+        steps = until_stopped(steps) if self.dataset.remote else steps
         try:
-            for crops in copy_ahead(steps, self._device, lambda s: s.crops, lambda s, parts: replace(s, crops=parts)):
-                self._seen[self.crop_steps.global_batch(crops.step)[1]] = True  # the images of all ranks
-                for index, reason in crops.bad.items():
+            for cropped in copy_ahead(steps, device, lambda s: s.crops, lambda s, parts: replace(s, crops=parts)):
+                self._seen[self.crop_steps.global_batch(cropped.step)[1]] = True  # the images of all ranks
+                for index, reason in cropped.bad.items():
                     self._seen[index] = True
-                    self._skips.setdefault(index, Skip(index, dataset.key(index), reason))
-                no_replacement = len(crops.ids) == 0
-                if no_replacement or (crops.bad and self.crop_steps.world_size == 1):  # ranks check in `merge_skips`
+                    self._skips.setdefault(index, Skip(index, self.dataset.key(index), reason))
+                no_replacement = len(cropped.ids) == 0
+                if no_replacement or (cropped.bad and self.world_size == 1):  # ranks check in `merge_skips`
                     self._check_bad_share(no_replacement=no_replacement)
-                yield self.finish(crops)
+                yield self.finish(cropped)
         except StopRequested:
             return
 
@@ -173,17 +170,17 @@ class ViewLoader:
         self.restore_skipped(merged.values())
         self._check_bad_share()
 
-    def finish(self, crops: Crops) -> Batch:
+    def finish(self, cropped: CroppedBatch) -> Batch:
         """Apply stage 2 on the device."""
-        steps, device = self.crop_steps, self._device
-        keys: Any = {"seed": steps.seed, "epoch": crops.epoch, "ids": crops.ids, "memory_format": torch.channels_last}
-        with threads_for(crops.crops[0].numel()):
-            parts = [to_device(part, device) for part in crops.crops]
-            views = [color_views(parts[v], settings, view=v, **keys) for v, settings in enumerate(steps.views)]
-        ids = to_device(torch.from_numpy(crops.ids), device)
-        labels = steps.dataset.labels
-        known = None if labels is None else to_device(torch.from_numpy(labels[crops.ids]), device)
-        return Batch(ids, tuple(views), known, crops.epoch, crops.step)
+        views = []
+        with threads_for(cropped.crops[0].numel()):
+            for view, (part, settings) in enumerate(zip(cropped.crops, self.views, strict=True)):
+                key = ViewKey(self.seed, cropped.epoch, cropped.ids, view)
+                views.append(color_views(to_device(part, self.device), settings, key, torch.channels_last))
+        ids = to_device(torch.from_numpy(cropped.ids), self.device)
+        labels = self.dataset.labels
+        known = None if labels is None else to_device(torch.from_numpy(labels[cropped.ids]), self.device)
+        return Batch(ids, tuple(views), known, cropped.epoch, cropped.step)
 
     def _check_bad_share(self, *, no_replacement: bool = False) -> None:
         """Raise UserError if no replacement was found, or too many images are bad.
@@ -191,19 +188,19 @@ class ViewLoader:
         Too many are more than `max_bad_share` of the whole dataset, or, among the images seen so far, more than four
         standard deviations above that share.
         """
-        seen, bad, share = int(self._seen.sum()), len(self._skips), self._max_bad_share
+        seen, bad, share = int(self._seen.sum()), len(self._skips), self.max_bad_share
         likely = share * seen + 4 * math.sqrt(share * (1 - share) * seen)
         if no_replacement or bad > share * len(self._seen) or (bad >= _MIN_BAD_FOR_ESTIMATE and bad > likely):
             examples = "; ".join(f"{skip.key}: {skip.reason}" for skip in self.skipped[:3])
             raise UserError(
-                f"{bad} of the {seen} images of {self.crop_steps.dataset.name} read so far are bad; a share of at most "
+                f"{bad} of the {seen} images of {self.dataset.name} read so far are bad; a share of at most "
                 f"{share:g} is allowed. For example: {examples}. Remove or repair them, or raise"
                 " --max-bad-share."
             )
 
 
 @dataclass
-class CropSteps(Dataset[Crops]):
+class CropSteps(Dataset[CroppedBatch]):
     """A dataset whose item i is stage 1 of step i: a worker needs only the step number."""
 
     dataset: ImageDataset
@@ -215,24 +212,19 @@ class CropSteps(Dataset[Crops]):
     world_size: int
     cache: ImageCache | None = None
 
-    def __getitem__(self, step: int) -> Crops:
+    def __getitem__(self, step: int) -> CroppedBatch:
         epoch, ids = self.global_batch(step)
         local_batch_size = self.batch_size // self.world_size
         ids = ids[self.rank * local_batch_size : (self.rank + 1) * local_batch_size]
         if not isinstance(self.dataset, ArrayDataset):
             return self._from_files(step, epoch, ids)
-        images, keys = self.dataset.images[ids], {"seed": self.seed, "epoch": epoch}
-        crops = [
-            crop_views(images, settings, self.sizes[view], ids=ids, view=view, **keys)
-            for view, settings in enumerate(self.views)
-        ]
-        return Crops(step, epoch, ids.copy(), crops, {})
+        return CroppedBatch(step, epoch, ids.copy(), self._crop(self.dataset.images[ids], epoch, ids), {})
 
     def global_batch(self, step: int) -> tuple[int, Ids]:
         """Return the epoch of a step and the ids of all ranks' images."""
         return batch_ids(len(self.dataset), self.batch_size, self.seed, step, self.dataset.epoch_order)
 
-    def _from_files(self, step: int, epoch: int, ids: Ids) -> Crops:
+    def _from_files(self, step: int, epoch: int, ids: Ids) -> CroppedBatch:
         bad: dict[int, str] = {}
         used = np.empty_like(ids)
         crops = [torch.empty((len(ids), 3, size, size), dtype=torch.uint8) for size in self.sizes]
@@ -241,17 +233,23 @@ class CropSteps(Dataset[Crops]):
         for row, index in enumerate(ids.tolist()):
             found = self._load(epoch, index, bad)
             if found is None:  # an empty step is an error in the parent
-                return Crops(step, epoch, ids[:0].copy(), [part[:0] for part in crops], bad)
+                return CroppedBatch(step, epoch, ids[:0].copy(), [part[:0] for part in crops], bad)
             used[row], image = found
             group.append(image)
             group_bytes += image.nbytes
             if group_bytes >= _CROP_GROUP_BYTES or row + 1 == len(ids):
                 rows = slice(row + 1 - len(group), row + 1)
-                keys: Any = {"seed": self.seed, "epoch": epoch, "ids": used[rows]}
-                for view, settings in enumerate(self.views):
-                    crops[view][rows] = crop_views(group, settings, self.sizes[view], view=view, **keys)
+                for whole, part in zip(crops, self._crop(group, epoch, used[rows]), strict=True):
+                    whole[rows] = part
                 group, group_bytes = [], 0
-        return Crops(step, epoch, used, crops, bad)
+        return CroppedBatch(step, epoch, used, crops, bad)
+
+    def _crop(self, images: RGBImage | list[RGBImage], epoch: int, ids: Ids) -> list[Tensor]:
+        """Return the crops of the images `ids`, one tensor per view."""
+        return [
+            crop_views(images, settings, size, ViewKey(self.seed, epoch, ids, view))
+            for view, (settings, size) in enumerate(zip(self.views, self.sizes, strict=True))
+        ]
 
     def _load(self, epoch: int, index: int, bad: dict[int, str]) -> tuple[int, RGBImage] | None:
         """Return the image of this index, or the first readable replacement, with its index; add bad ones to `bad`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,15 @@ Ids = npt.NDArray[np.int64]
 ORDER = -1
 REPLACEMENT = -2
 SHARD_ORDER = -3
+
+
+class ViewKey(NamedTuple):
+    """What the random numbers of one view of n images depend on; `ids` (n,)."""
+
+    seed: int
+    epoch: int
+    ids: Ids
+    view: int
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> Ids:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from snclr.data.sampler import ViewKey
 from snclr.data.transforms.views import VIEW_GROUPS, color_views
 from snclr.diagnostics.setup import CheckRow, Setup, exact_float32
 from snclr.methods.common import kernels
@@ -92,6 +93,6 @@ def color_error(device: str) -> float:
     images = torch.randint(0, 256, (16, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     differences = []
     for view, settings in enumerate(VIEW_GROUPS["byol"]):
-        color = functools.partial(color_views, settings=settings, seed=0, epoch=0, ids=np.arange(16), view=view)
+        color = functools.partial(color_views, settings=settings, key=ViewKey(0, 0, np.arange(16), view))
         differences.append(largest_difference(color(images.to(device)), color(images)))
     return max(differences)

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels
 from snclr.data.decode import BadImage
 from snclr.data.loader import Skip
-from snclr.data.sampler import Ids, cached_epoch_order
+from snclr.data.sampler import Ids, ViewKey, cached_epoch_order
 from snclr.data.transforms.views import PLAIN_VIEW, TRAIN_CROP, crop_views, normalize
 from snclr.data.workers import copy_ahead, read_items
 from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_on_all_ranks, rank_and_size
@@ -113,9 +113,9 @@ class Chunks(Dataset[Chunk]):
     def __getitem__(self, number: int) -> Chunk:
         ids, epoch, ends_batch = self.plan.request(number)
         settings = PLAIN_VIEW if epoch is None else TRAIN_CROP
-        keys: Any = {"seed": self.plan.seed, "epoch": epoch or 0, "view": 0}
+        key = ViewKey(self.plan.seed, epoch or 0, ids, view=0)
         if isinstance(self.dataset, ArrayDataset) and len(ids):
-            views = crop_views(self.dataset.images[ids], settings, self.size, ids=ids, **keys)
+            views = crop_views(self.dataset.images[ids], settings, self.size, key)
             return Chunk(ids, views.permute(0, 2, 3, 1), [], ends_batch)
         # Decode large enough that neither a center crop nor a random crop of 8 % of the area is upsampled.
         min_side = self.size * (2 if epoch is None else 4)
@@ -125,7 +125,7 @@ class Chunks(Dataset[Chunk]):
         for index in ids.tolist():
             try:
                 image = self.dataset.load(index, min_side=min_side)
-                images.append(crop_views([image], settings, self.size, ids=np.array([index]), **keys))
+                images.append(crop_views([image], settings, self.size, key._replace(ids=np.array([index]))))
                 kept.append(index)
             except BadImage as error:
                 skipped.append(Skip(index, self.dataset.key(index), str(error)))

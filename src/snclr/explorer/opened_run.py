@@ -20,6 +20,7 @@ from snclr.checkpoint.format import load_checkpoint, saved_checkpoints
 from snclr.checkpoint.run_dir import RunDir, open_run
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, open_dataset
 from snclr.data.decode import RGBImage
+from snclr.data.sampler import ViewKey
 from snclr.data.splits import has_own_test_split, same_images, source_of
 from snclr.data.transforms.crop import center_crop
 from snclr.data.transforms.views import VIEW_GROUPS, ViewSettings, color_views, crop_views, normalize
@@ -235,8 +236,8 @@ class OpenedRun:
             images: RGBImage | list[RGBImage] = whole.images[ids]
         else:
             images = [whole.load(int(ids[0]), min_side=_DRAFT_SIDES * size)]
-        crops = crop_views(images, settings, size, seed=seed, epoch=epoch, ids=ids, view=view)
-        return color_views(crops, settings, seed=seed, epoch=epoch, ids=ids, view=view)
+        key = ViewKey(seed, epoch, ids, view)
+        return color_views(crop_views(images, settings, size, key), settings, key)
 
     def center_view(self, pixels: RGBImage) -> Tensor:
         """Return the evaluation view of an image, normalized (1, 3, S, S)."""

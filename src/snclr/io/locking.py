@@ -31,7 +31,7 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: filelock.BaseFileLock | None = None
+        self._lock: filelock.BaseFileLock | None = None  # made by `acquire`: a forked child cannot use its parent's
 
     def acquire(self, timeout: float = 0.0) -> bool:
         """Take the lock and write the holder into the file; return False if it is taken for `timeout` seconds."""

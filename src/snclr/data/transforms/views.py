@@ -21,7 +21,7 @@ import yaml
 from torch import Tensor
 
 from snclr.data.decode import RGBImage
-from snclr.data.sampler import Ids, uniforms
+from snclr.data.sampler import ViewKey, uniforms
 from snclr.data.transforms import color, randaugment
 from snclr.data.transforms import crop as crops
 from snclr.data.transforms.compiled_color import Floats, Mask, Steps, can_compile, compiled_color, parameter_table
@@ -109,28 +109,19 @@ _ORDERS = np.array(list(itertools.permutations(range(4))))  # (24, 4)
 _JITTER_OPERATIONS = (color.brightness, color.contrast, color.saturation, color.hue)
 
 
-def crop_views(
-    images: RGBImage | Sequence[RGBImage],
-    settings: ViewSettings,
-    size: int,
-    *,
-    seed: int,
-    epoch: int,
-    ids: Ids,
-    view: int,
-) -> Tensor:
+def crop_views(images: RGBImage | Sequence[RGBImage], settings: ViewSettings, size: int, key: ViewKey) -> Tensor:
     """Apply stage 1 → uint8 tensor (n, 3, size, size).
 
     Images of one size are an array uint8 (n, H, W, 3), which is cropped at once; images of any sizes are a list.
 
     >>> image = np.zeros((48, 64, 3), np.uint8)
-    >>> crop_views([image], TRAIN_CROP, 32, seed=0, epoch=0, ids=np.array([7]), view=0).shape
+    >>> crop_views([image], TRAIN_CROP, 32, ViewKey(seed=0, epoch=0, ids=np.array([7]), view=0)).shape
     torch.Size([1, 3, 32, 32])
     """
     if settings.center:
         crop_list = [crops.center_crop(image, size) for image in images]
     else:
-        numbers = uniforms(seed, epoch, ids, view, _NUMBERS)
+        numbers = uniforms(*key, _NUMBERS)
         heights, widths = np.array([image.shape[:2] for image in images]).T
         boxes = crops.random_boxes(numbers[:, :_FLIP], heights, widths, (settings.crop_min, settings.crop_max))
         flips = numbers[:, _FLIP] < settings.flip
@@ -145,18 +136,14 @@ def crop_views(
 def color_views(
     images: Tensor,
     settings: ViewSettings,
-    *,
-    seed: int,
-    epoch: int,
-    ids: Ids,
-    view: int,
+    key: ViewKey,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """Apply stage 2, uint8 (n, 3, S, S) → normalized float32 of the same shape, on the device of `images`.
 
     It is compiled on a GPU (`compiled_color`). Otherwise each transform runs on the images that it changes.
     """
-    numbers = uniforms(seed, epoch, ids, view, _NUMBERS + (randaugment.NUMBERS if settings.randaugment else 0))
+    numbers = uniforms(*key, _NUMBERS + (randaugment.NUMBERS if settings.randaugment else 0))
     steps = _color_steps(settings)
     if steps is not None and can_compile(images.device):
         table = to_device(parameter_table(*_parameters(settings, numbers, images)), images.device)
