@@ -76,6 +76,7 @@ class Progress:
         self._samples = deque([_Sample(self._start)])
         self._updates = 0
         self._last_shown = float("-inf")
+        self._on_screen = not self.quiet and self.stream.isatty()  # the stream may be closed later
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
@@ -109,7 +110,7 @@ class Progress:
             self._samples.popleft()
         pause = self.interval if self._bar is None else _REFRESH_SECONDS
         due = now - self._last_shown >= pause or (self._percent() == 100 and not was_complete)
-        is_brief = self._last_shown < 0 and now - self._start < _BRIEF_SECONDS and not self.stream.isatty()
+        is_brief = self._last_shown < 0 and now - self._start < _BRIEF_SECONDS and not self._on_screen
         if due and not is_brief:
             self._last_shown = now
             self._attempt(self._refresh)
