@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snclr.distributed.collectives import is_distributed
+from snclr.distributed.collectives import is_distributed, rank_and_size
 
 
 def at_least_float32(features: Tensor) -> Tensor:
@@ -31,6 +31,11 @@ def autocast_disabled(features: Tensor) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device_type):  # such as "meta", which has shapes only
         return nullcontext()
     return torch.autocast(device_type=device_type, enabled=False)
+
+
+def own_rows(features: Tensor) -> Tensor:
+    """Return the places (N,) of this rank's rows (N, D) among the gathered rows of all ranks."""
+    return torch.arange(len(features), device=features.device) + rank_and_size()[0] * len(features)
 
 
 def negative_cosine(z: Tensor, y: Tensor) -> Tensor:

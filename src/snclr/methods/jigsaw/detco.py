@@ -28,7 +28,7 @@ from snclr.methods.common.ema import momentum_copy
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.config import DetCoConfig
-from snclr.methods.jigsaw.patches import PATCHES, Concatenate, cut_grid, keep_running_statistics
+from snclr.methods.jigsaw.patches import PATCHES, cut_grid, join_patches, keep_running_statistics
 from snclr.methods.mocov2 import queue_loss
 
 STAGE_WEIGHTS = {"layer1": 0.1, "layer2": 0.4, "layer3": 0.7, "layer4": 1.0}
@@ -52,7 +52,7 @@ class DetCo(MomentumMethod):
         self.seed = seed
         self.stage_projectors = nn.ModuleList(self.build_projector(width) for width in widths[:-1])
         self.patch_projectors = nn.ModuleList(
-            nn.Sequential(Concatenate(), self.build_projector(PATCHES * width)) for width in widths
+            nn.Sequential(join_patches(), self.build_projector(PATCHES * width)) for width in widths
         )
         self.momentum_stage_projectors = momentum_copy(self.stage_projectors)
         self.momentum_patch_projectors = momentum_copy(self.patch_projectors)

@@ -46,12 +46,9 @@ def cut_grid(views: Tensor, ids: Tensor, *, seed: int, epoch: int, view: int) ->
     return patches.flatten(0, 1).permute(0, 3, 1, 2)
 
 
-class Concatenate(nn.Module):
-    """Join the features of the nine patches of an image, (9N, D) → (N, 9D)."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return one row per image."""
-        return features.reshape(len(features) // PATCHES, -1)
+def join_patches() -> nn.Module:
+    """Return a module that joins the features of the nine patches of an image, (9N, D) → (N, 9D)."""
+    return nn.Sequential(nn.Unflatten(0, (-1, PATCHES)), nn.Flatten())
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from snclr.methods.base import Method, StepOutput, Views
 from snclr.methods.common.features import autocast_disabled, l2_normalize
 from snclr.methods.common.hashing import NEGATIVES, hash_below
 from snclr.methods.config import PIRLConfig
-from snclr.methods.jigsaw.patches import PATCHES, Concatenate, cut_grid, keep_running_statistics
+from snclr.methods.jigsaw.patches import PATCHES, cut_grid, join_patches, keep_running_statistics
 
 
 class MemoryBank(nn.Module):
@@ -106,7 +106,7 @@ class PIRL(Method):
                 " Choose a ResNet such as --encoder resnet50."
             )
         self.patch_projector = nn.Sequential(
-            self.build_projector(num_features), Concatenate(), nn.Linear(PATCHES * config.dim, config.dim)
+            self.build_projector(num_features), join_patches(), nn.Linear(PATCHES * config.dim, config.dim)
         )
         self.bank = MemoryBank(images, config.dim, seed=seed)
 
@@ -116,7 +116,7 @@ class PIRL(Method):
         patches = cut_grid(views[1], ids, seed=self.bank.seed, epoch=epoch, view=1)
         with keep_running_statistics(self.encoder):
             jigsaw = self.patch_projector(self.encode(patches))
-        (image,) = self.project(views[:1])
+        image = self.project(views[0])
         with autocast_disabled(image):
             f, g = l2_normalize(image), l2_normalize(jigsaw)
             m = self.bank.positives(ids, f.detach())
