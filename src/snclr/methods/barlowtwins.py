@@ -30,7 +30,7 @@ class BarlowTwins(Method):
 
     def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss, which is symmetric in the views."""
-        y1, y2 = self.project(views)
+        y1, y2 = (self.project(view) for view in views)
         with autocast_disabled(y1):
             loss = self.criterion(*(all_gather_with_gradient(at_least_float32(y)) for y in (y1, y2)))
         return StepOutput(loss=loss, features=l2_normalize(y2.detach()))

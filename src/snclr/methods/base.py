@@ -50,6 +50,7 @@ class Method(nn.Module):
     """
 
     config: Any  # the config dataclass of the method
+    predictor: Any  # the module, (N, dim) → (N, dim), or None for a method without one
     queue: NeighborQueue | None
     projector_bn: bool = True
     """Whether the hidden layers of the projector have a batch norm."""
@@ -112,14 +113,9 @@ class Method(nn.Module):
         """Return the features (N, num_features) of a view, in chunks of `micro_batch` images."""
         return in_chunks(self.encoder, view, self.micro_batch)
 
-    def project(self, views: Views) -> list[Tensor]:
-        """Return the projection y (N, D) of each view."""
-        return [self.projector(self.encode(view)) for view in views]
-
-    def predict(self, projections: Sequence[Tensor]) -> list[Tensor]:
-        """Return the prediction z (N, D) for each projection."""
-        assert self.predictor is not None
-        return [self.predictor(y) for y in projections]
+    def project(self, view: Tensor) -> Tensor:
+        """Return the projection y (N, D) of a view."""
+        return self.projector(self.encode(view))
 
     def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of the views of images `ids` (N,) with `labels` (N,) if known."""

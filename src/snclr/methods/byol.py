@@ -21,7 +21,7 @@ class BYOL(TwoWayMethod):
 
     def direction(self, view: Tensor, y2: Tensor) -> Tensor:
         """Return −cos(z1, y2) of a view, averaged over the batch."""
-        return negative_cosine(self.predict(self.project([view]))[0], y2)
+        return negative_cosine(self.predictor(self.project(view)), y2)
 
     def scaled(self, values: Tensor, directions: int = 1) -> Tensor:
         """Return 2 − 2 cos(z1, y2) of a direction, or the sum of both."""

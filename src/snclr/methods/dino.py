@@ -70,7 +70,7 @@ class DINO(MomentumMethod):
     def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions, and of the local crops if there are some."""
         y2 = self.target_projections(views[:2])
-        y1 = self.project(views)
+        y1 = [self.project(view) for view in views]
         frozen = epoch < self.config.freeze_prototypes_epochs
         with autocast_disabled(y1[0]):
             teacher = [self.momentum_prototypes(at_least_float32(y)) for y in y2]

@@ -53,7 +53,7 @@ class MoCoV2(TwoWayMethod):
 
     def direction(self, view: Tensor, key: Tensor, candidates: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss of a view with the normalized keys of the other view and of the queue."""
-        query = self.project([view])[0]
+        query = self.project(view)
         with autocast_disabled(query):
             q = l2_normalize(query)
             return queue_loss(q, key, candidates.to(q.dtype), own, tau=self.config.temperature)

@@ -29,7 +29,7 @@ class MoCoV3(TwoWayMethod):
 
     def direction(self, view: Tensor, y2: Tensor) -> Tensor:
         """Return the loss of a view with the target projections y2 of the other."""
-        predicted = self.predict(self.project([view]))[0]
+        predicted = self.predictor(self.project(view))
         with autocast_disabled(predicted):
             return self._loss(l2_normalize(predicted), y2)
 

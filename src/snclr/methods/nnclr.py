@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snclr.distributed.collectives import all_gather, rank_and_size
+from snclr.distributed.collectives import all_gather
 from snclr.methods.base import Method, StepOutput, Views
-from snclr.methods.common.features import all_gather_with_gradient, autocast_disabled, l2_normalize
+from snclr.methods.common.features import all_gather_with_gradient, autocast_disabled, l2_normalize, own_rows
 from snclr.methods.common.heads import mlp
 from snclr.methods.common.queue import NeighborQueue, Neighbors
 from snclr.methods.config import NNCLRConfig
@@ -40,8 +40,8 @@ class NNCLR(Method):
     def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""
         tau = self.config.temperature
-        projections = self.project(views)
-        predictions = self.predict(projections)
+        projections = [self.project(view) for view in views]
+        predictions = [self.predictor(y) for y in projections]
         with autocast_disabled(projections[0]):
             y1, y2 = (l2_normalize(y.detach()) for y in projections)
             z1, z2 = (l2_normalize(z) for z in predictions)
@@ -71,5 +71,4 @@ class NNCLR(Method):
 def neighbor_loss(nearest: Tensor, z: Tensor, *, tau: float) -> Tensor:
     """Eq. 3: −log [ exp(NN_i·z_i/τ) / Σ_k exp(NN_i·z_k/τ) ] for normalized rows (N, D); k over all ranks."""
     logits = nearest @ all_gather_with_gradient(z).T / tau  # (N, B)
-    targets = torch.arange(len(z), device=z.device) + rank_and_size()[0] * len(z)
-    return F.cross_entropy(logits, targets)
+    return F.cross_entropy(logits, own_rows(z))

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snclr.distributed.collectives import rank_and_size
 from snclr.methods.base import Method, StepOutput, Views
-from snclr.methods.common.features import all_gather_with_gradient, autocast_disabled, l2_normalize
+from snclr.methods.common.features import all_gather_with_gradient, autocast_disabled, l2_normalize, own_rows
 from snclr.methods.config import SimCLRConfig
 
 
@@ -28,7 +27,7 @@ class SimCLR(Method):
 
     def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss, which is symmetric in the views."""
-        y1, y2 = self.project(views)
+        y1, y2 = (self.project(view) for view in views)
         with autocast_disabled(y1):
             loss = nt_xent_loss(l2_normalize(y1), l2_normalize(y2), tau=self.config.temperature)
         return StepOutput(loss=loss, features=l2_normalize(y2.detach()))
@@ -40,7 +39,7 @@ def nt_xent_loss(y1: Tensor, y2: Tensor, *, tau: float) -> Tensor:
     v is the other view of u's image, w every view of all ranks except u. lightly's NTXentLoss selects those by a mask
     that it makes on the CPU, and the host waits for their number.
     """
-    own = torch.arange(len(y1), device=y1.device) + rank_and_size()[0] * len(y1)
+    own = own_rows(y1)
     keys = [all_gather_with_gradient(y) for y in (y1, y2)]
     losses = []
     for u, same, other in ((y1, keys[0], keys[1]), (y2, keys[1], keys[0])):

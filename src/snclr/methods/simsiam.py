@@ -35,7 +35,7 @@ class SimSiam(Method):
 
     def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions."""
-        y1, y2 = self.project(views)
-        z1, z2 = self.predict([y1, y2])
+        y1, y2 = (self.project(view) for view in views)
+        z1, z2 = self.predictor(y1), self.predictor(y2)
         loss = (negative_cosine(z1, y2.detach()) + negative_cosine(z2, y1.detach())) / 2
         return StepOutput(loss=loss, features=l2_normalize(y2.detach()))

@@ -34,7 +34,7 @@ class Supervised(Method):
         """Return the loss of both views."""
         if labels is None:
             raise UserError("method supervised needs labels, and these images have none; choose another --method")
-        features = self.project(views)
+        features = [self.project(view) for view in views]
         logits = torch.cat([self.classifier(y) for y in features])
         targets = labels.repeat(len(features))
         with autocast_disabled(logits):

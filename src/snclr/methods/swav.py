@@ -53,7 +53,7 @@ class SwAV(Method):
 
     def forward(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> StepOutput:
         """Return the loss of both directions, and of the local crops if there are some."""
-        y = self.project(views)
+        y = [self.project(view) for view in views]
         frozen = epoch < self.config.freeze_prototypes_epochs
         with autocast_disabled(y[0]):
             scores = [self.prototypes(at_least_float32(y_view), frozen=frozen) for y_view in y]

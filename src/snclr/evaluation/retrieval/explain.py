@@ -25,6 +25,7 @@ from snclr.evaluation.retrieval.gallery import Gallery, training_images
 from snclr.evaluation.retrieval.queries import load_query, open_queries
 from snclr.evaluation.retrieval.space import snclr_space, weigh_as_trained
 from snclr.evaluation.session import Session
+from snclr.methods.common.kernels import Keys
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, neighbor_logits, weighted_loss
 from snclr.runtime.device import pick_device
@@ -117,7 +118,9 @@ def explain_loss(
         raise UserError("there is no candidate other than the image itself; give more images as --candidates")
     w = weigh_as_trained(criterion, y1, candidates[nearest.index.clamp(min=0)], nearest.mask)
     pull = criterion.raises_weights
-    logits = neighbor_logits(z1, y2, candidates, nearest.index, tau=s.temperature, sides=s.sides, pull=pull)
+    logits = neighbor_logits(
+        z1, y2, candidates, nearest.index, [Keys(y2)], nearest.index, tau=s.temperature, sides=s.sides, pull=pull
+    )
     (loss,), w, _ = weighted_loss(logits, w, form=s.loss_form, sides=s.sides, pull=pull)
     mask = nearest.mask[0]
     positions = nearest.index[0][mask]

@@ -33,7 +33,7 @@ class Neighbors:
 
     def nearest(self, k: int) -> Neighbors:
         """Return the first k neighbors of each query."""
-        return self if k >= self.index.shape[1] else Neighbors(self.index[:, :k], self.similarity[:, :k])
+        return Neighbors(self.index[:, :k], self.similarity[:, :k])
 
     def keep(self, kept: Tensor) -> Neighbors:
         """Return the neighbors with those missing that are False in `kept` (N, K)."""

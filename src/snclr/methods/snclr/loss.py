@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
 from snclr.methods.common import kernels
-from snclr.methods.common.features import autocast_disabled, l2_normalize
+from snclr.methods.common.features import autocast_disabled, l2_normalize, own_rows
 from snclr.methods.common.kernels import Keys
 from snclr.methods.common.queue import NeighborQueue, Neighbors, Pairs
 from snclr.methods.config import LossForm, Sides, SoftNeighborConfig
@@ -106,12 +105,11 @@ def soft_neighbor_loss(
            that are neighbors of the row itself); "neither" (Eq. 1)
     pull   raise the weights of neighbors that the row would be pushed away from, see `pulling_weights`; for "inside"
     `batch_y2` (B, D) and `batch_index` (B, K) are y2 and index of all ranks; default y2 and index. `same_view` are more
-    negatives, see `same_view_keys`.
+    negatives.
     """
-    logits = neighbor_logits(
-        z1, y2, candidates, index, tau=tau, sides=sides, pull=pull, batch_y2=batch_y2, batch_index=batch_index,
-        same_view=same_view,
-    )  # fmt: skip
+    negatives = [Keys(y2 if batch_y2 is None else batch_y2), *([] if same_view is None else [same_view])]
+    batch_index = index if batch_index is None else batch_index
+    logits = neighbor_logits(z1, y2, candidates, index, negatives, batch_index, tau=tau, sides=sides, pull=pull)
     return reduce_rows(weighted_loss(logits, w, form=form, sides=sides, pull=pull).rows, reduction)
 
 
@@ -130,31 +128,31 @@ def neighbor_logits(
     y2: Tensor,
     candidates: Tensor,
     index: Tensor,
+    batch_keys: Sequence[Keys],
+    batch_index: Tensor,
     *,
     tau: float,
     sides: str,
     pull: bool = False,
-    batch_y2: Tensor | None = None,
-    batch_index: Tensor | None = None,
-    same_view: Keys | None = None,
 ) -> NeighborLogits:
-    """Return the logits of Eq. 2; the arguments are those of `soft_neighbor_loss`."""
+    """Return the logits of Eq. 2; the options are those of `soft_neighbor_loss`.
+
+    `batch_keys` are y2 and further negatives of all ranks, `batch_index` (B, K) the neighbors of all ranks.
+    """
     if sides not in SIDES:
         raise UserError(f"sides must be one of {SIDES}, not {sides!r}")
-    batch_index = index if batch_index is None else batch_index
-    keys = [Keys(y2 if batch_y2 is None else batch_y2), *([] if same_view is None else [same_view])]
     positive_logit = (z1 * y2).sum(dim=1, keepdim=True) / tau  # i = 0
     mask = index >= 0
     if sides == "neither" or len(candidates) == 0:
         missing = positive_logit.new_full(index.shape, -torch.inf)
-        denominator = kernels.logsumexp(z1, keys, tau)
+        denominator = kernels.logsumexp(z1, batch_keys, tau)
         return NeighborLogits(positive_logit, missing, torch.zeros_like(missing), denominator, denominator.detach())
 
     neighbors = candidates[index.clamp(min=0)].to(z1.dtype)  # (N, K, D)
     neighbor_logit = torch.einsum("nd,nkd->nk", z1, neighbors) / tau  # i = 1..K
     neighbor_logit = neighbor_logit.masked_fill(~mask, -torch.inf)
     if sides == "positives":  # of other images only y2 is in the denominator
-        batch_logsumexp = kernels.logsumexp(z1, keys, tau)
+        batch_logsumexp = kernels.logsumexp(z1, batch_keys, tau)
         denominator = torch.cat([batch_logsumexp[:, None], neighbor_logit], dim=1).logsumexp(dim=1)
         return NeighborLogits(positive_logit, neighbor_logit, mask.to(z1.dtype), denominator, batch_logsumexp.detach())
 
@@ -164,8 +162,9 @@ def neighbor_logits(
     position = torch.full_like(count, -1).index_copy_(0, selected, torch.arange(len(selected), device=selected.device))
     all_neighbors = Keys(candidates, selected, count[selected])
     other_neighbors = Keys(candidates, selected, count[selected], exclude=position[index.clamp(min=0)].where(mask, -1))
-    denominator = kernels.logsumexp(z1, [*keys, other_neighbors if sides == "other-negatives" else all_neighbors], tau)
-    others = kernels.logsumexp(z1.detach(), [*keys, other_neighbors], tau) if pull else None
+    counted = other_neighbors if sides == "other-negatives" else all_neighbors
+    denominator = kernels.logsumexp(z1, [*batch_keys, counted], tau)
+    others = kernels.logsumexp(z1.detach(), [*batch_keys, other_neighbors], tau) if pull else None
     return NeighborLogits(
         positive_logit, neighbor_logit, count[index.clamp(min=0)].where(mask, 0).to(z1.dtype), denominator, others
     )
@@ -216,12 +215,6 @@ def pulling_weights(logits: NeighborLogits, w: Tensor) -> Tensor:
         numerator = torch.cat([logits.positive, logits.neighbors + w.log()], dim=1).logsumexp(dim=1)
         minimum = PULL_MARGIN * logits.counts * (numerator - logits.others).exp().clamp(max=1)[:, None]
     return torch.maximum(w, minimum)
-
-
-def same_view_keys(batch: Tensor, rank: int, rows: int) -> Keys:
-    """Return y2 of view 1 of all ranks (B, D) as negatives of this rank's `rows` rows, each without its own image."""
-    own_rows = rank * rows + torch.arange(rows, device=batch.device)
-    return Keys(batch, exclude=own_rows[:, None])
 
 
 class SoftNeighborOutput(NamedTuple):
@@ -318,15 +311,15 @@ class SoftNeighborLoss(nn.Module):
     ) -> NeighborLogits:  # fmt: skip
         """Return the logits of normalized z1 and y2 with y2, the neighbors `index` and the negatives of all ranks."""
         c = self.config
-        extra_negatives = None
+        batch_keys = [Keys(all_gather(y2))]
         if c.negatives == "both-views":
             if same_view is None:
                 raise UserError("negatives 'both-views' needs same_view, the target projections of view 1")
             batch = all_gather(F.normalize(same_view.to(z1.dtype), dim=1))
-            extra_negatives = same_view_keys(batch, rank_and_size()[0], len(z1))
+            batch_keys.append(Keys(batch, exclude=own_rows(z1)[:, None]))  # each row without its own image
         return neighbor_logits(
-            z1, y2, self.queue.candidates, index, tau=c.temperature, sides=sides, pull=self.raises_weights,
-            batch_y2=all_gather(y2), batch_index=all_gather(index), same_view=extra_negatives,
+            z1, y2, self.queue.candidates, index, batch_keys, all_gather(index), tau=c.temperature, sides=sides,
+            pull=self.raises_weights,
         )  # fmt: skip
 
     def search(

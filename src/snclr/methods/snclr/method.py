@@ -102,8 +102,8 @@ class SNCLR(TwoWayMethod):
         """
         criterion = self.criterion
         sides = criterion.config.sides if use_neighbors else "neither"
-        y1 = self.project([view])[0]
-        z1 = self.predict([y1])[0]
+        y1 = self.project(view)
+        z1 = self.predictor(y1)
         with autocast_disabled(z1):
             y1, z1, y2 = (l2_normalize(y) for y in (y1, z1, y2))
             w = criterion.weights(y1, neighbors)
