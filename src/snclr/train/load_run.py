@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.checkpoint.run_dir import RunDir
-from snclr.errors import UserError, known_spelling, snclr_command
-from snclr.methods.config import METHODS
+from snclr.errors import UserError, snclr_command
 from snclr.runtime.settings import current_name
 from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, all_settings, read_config, resolve
 
@@ -19,7 +18,10 @@ _log = logging.getLogger("snclr")
 
 
 def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
-    """Return the saved config of the run in `out`, with those of `settings` that may change."""
+    """Return the saved config of the run in `out`, with those of `settings` that may change.
+
+    A setting that may not change can be given with the value that it has.
+    """
     if not settings.get("out"):
         raise UserError("out is missing. Give the run directory to resume.")
     path = RunDir(str(settings["out"])).config
@@ -29,24 +31,17 @@ def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
     given = {current_name(name): value for name, value in settings.items() if value is not None}
     if given.get("momentum") == "auto":  # the run has the number that was computed at its start
         del given["momentum"]
-    # The method determines the other settings.
-    _refuse_change("method", known_spelling(str(given.get("method", saved.get("method"))), METHODS), saved, given)
-    known = all_settings()
-    for name in known.keys() & given.keys() & saved.keys() - MAY_CHANGE_ON_RESUME:
-        _refuse_change(name, known[name].check(given[name]), saved, given)
-    resumed = resolve({**saved, **given})
-    for name, value in resumed.to_dict().items():
-        if name in given and name not in MAY_CHANGE_ON_RESUME:
-            _refuse_change(name, value, saved, given)
-    return resumed
-
-
-def _refuse_change(name: str, value: Any, saved: dict[str, Any], given: dict[str, Any]) -> None:
-    if value != saved.get(name):
-        raise UserError(
-            f"the run in {given['out']} has {name}={saved.get(name)!r}, not {name}={value!r}: a run is resumed with its"
-            " own settings. Omit it, or start a new run with another --out and --init-from."
-        )
+    current, known = resolve(saved).to_dict(), all_settings()
+    # First the method, which determines the other settings; `resolve` refuses those that it does not use.
+    for name in sorted(given, key=lambda name: name != "method"):
+        if name in current and name not in MAY_CHANGE_ON_RESUME:
+            value = known[name].check(given[name])
+            if value != current[name]:
+                raise UserError(
+                    f"the run in {given['out']} has {name}={current[name]!r}, not {name}={value!r}: a run is resumed"
+                    " with its own settings. Omit it, or start a new run with another --out and --init-from."
+                )
+    return resolve({**saved, **given})
 
 
 def load_trained_method(run_path: str | Path, device: torch.device | str = "cpu") -> tuple[Any, PretrainConfig]:
