@@ -38,12 +38,23 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     """
 
     def __init__(self, folder: Path | str, *, resume_step: int | None) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+
         run = RunDir(folder)
         run.path.mkdir(parents=True, exist_ok=True)
         self._path = run.metrics
         _drop_after(self._path, resume_step)
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
-        self._events = _Events(run.tensorboard, first_step=0 if resume_step is None else resume_step + 1)
+        run.tensorboard.mkdir(parents=True, exist_ok=True)
+        # TensorBoard's own format. SummaryWriter is not used: its thread dies on a full disk, after which the training
+        # loop waits on its queue forever, and a thread is unsafe with forked data workers.
+        # A unique name that sorts after earlier ones, even for two starts within a second.
+        self._events: Any = EventsWriter(str(run.tensorboard.absolute() / "events"), f".{time.time_ns()}")
+        # TensorBoard then hides what an earlier start of this run wrote from this step on.
+        first_step = 0 if resume_step is None else resume_step + 1
+        self._add_event(first_step, session_log=SessionLog(status=SessionLog.START))
+        self._events.flush()
 
     def write(
         self, step: int, epoch: float, values: Mapping[str, Any], *, timing: Mapping[str, Any] | None = None
@@ -52,6 +63,8 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
 
         A value that is not finite is written as null, and its name with "nan", "inf" or "-inf" under "nonfinite".
         """
+        from tensorboardX.summary import scalar
+
         nonfinite: dict[str, str] = {}
         fields = {name: _plain(value, name, nonfinite) for name, value in values.items()}
         record: dict[str, Any] = {"step": int(step), "epoch": _plain(epoch, "epoch", nonfinite), **fields}
@@ -63,12 +76,23 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with explain_full_disk(self._path, len(line)):
             append_or_undo(self._file.fileno(), line)
-            self._events.write(step, {**fields, **{f"timing/{name}": value for name, value in timings.items()}})
+            for name, value in (fields | {f"timing/{name}": value for name, value in timings.items()}).items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    self._add_event(step, summary=scalar(name, float(value)))
+            self._events.flush()
 
     def write_image(self, step: int, name: str, pixels: RGBImage) -> None:
         """Add an image (height, width, 3) to the TensorBoard events."""
+        from tensorboardX.summary import image
+
         with explain_full_disk(self._path, pixels.nbytes):
-            self._events.write_image(step, name, pixels)
+            self._add_event(step, summary=image(name, pixels, dataformats="HWC"))
+            self._events.flush()
+
+    def _add_event(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._events.write_event(Event(wall_time=time.time(), step=int(step), **content))
 
     def sync(self) -> None:
         """Force the lines to disk; called before a checkpoint, so that a power cut loses no line it depends on."""
@@ -78,7 +102,8 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     def close(self) -> None:
         """Close both files; a second call has no effect."""
         self._file.close()
-        self._events.close()
+        with contextlib.suppress(OSError, ValueError):  # an error would repeat that of the last write, or it is closed
+            self._events.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -120,45 +145,3 @@ def _plain(value: Any, name: str, nonfinite: dict[str, str]) -> Any:
         nonfinite[name] = str(value)
         return None
     return value
-
-
-class _Events:
-    """TensorBoard scalars and images, written synchronously.
-
-    SummaryWriter is not used: its thread dies on a full disk, after which the training loop waits on its queue forever,
-    and a thread is unsafe with forked data workers.
-    """
-
-    def __init__(self, folder: Path, *, first_step: int) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import SessionLog
-
-        folder.mkdir(parents=True, exist_ok=True)
-        # A unique name that sorts after earlier ones, even for two starts within a second.
-        self._writer: Any = EventsWriter(str(folder.absolute() / "events"), f".{time.time_ns()}")
-        # TensorBoard then hides what an earlier start of this run wrote from this step on.
-        self._add(first_step, session_log=SessionLog(status=SessionLog.START))
-        self._writer.flush()
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        from tensorboardX.summary import scalar
-
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._add(step, summary=scalar(name, float(value)))
-        self._writer.flush()
-
-    def write_image(self, step: int, name: str, pixels: RGBImage) -> None:
-        from tensorboardX.summary import image
-
-        self._add(step, summary=image(name, pixels, dataformats="HWC"))
-        self._writer.flush()
-
-    def _add(self, step: int, **content: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-
-        self._writer.write_event(Event(wall_time=time.time(), step=int(step), **content))
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # an error would repeat that of the last write, or it is closed
-            self._writer.close()
