@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,7 +16,7 @@ EVALUATION_OUTPUTS = ("finetune-*", "detect-*")
 """Image lists, detectors and checkpoints of fine-tuning and detection."""
 
 
-class RunDir:
+class RunDir(contextlib.AbstractContextManager["RunDir"]):
     """The paths of a run directory. `create` makes and locks one for writing; `open_run` checks one for reading.
 
     The constructor does not touch the disk.
@@ -95,9 +96,6 @@ class RunDir:
     def close(self) -> None:
         """Release the lock."""
         self.lock.release()
-
-    def __enter__(self) -> RunDir:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -69,14 +69,19 @@ def build_task(
         encoder.to(memory_format=torch.channels_last)
     if config.compile:
         method.compile_parts()
-    peak_lr = scaled_lr(config.lr, config.batch_size)
-    optimizer = build_optimizer(
-        config.optimizer, method.named_parameters(), lr=peak_lr, weight_decay=config.weight_decay,
-        weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr, beta2=config.beta2,
-        fused=fabric.device.type == "cuda" and config.precision != "16",  # Fabric does not clip what it would unscale
-    )  # fmt: skip
+    # Fabric does not clip the gradients that a fused optimizer would unscale.
+    optimizer = optimizer_for(method, config, fused=fabric.device.type == "cuda" and config.precision != "16")
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
     return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
+
+
+def optimizer_for(method: Method, config: PretrainConfig, *, fused: bool = False) -> torch.optim.Optimizer:
+    """Return the run's optimizer over the trained parameters of the method."""
+    return build_optimizer(
+        config.optimizer, method.named_parameters(), lr=scaled_lr(config.lr, config.batch_size),
+        weight_decay=config.weight_decay, weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr,
+        beta2=config.beta2, fused=fused,
+    )  # fmt: skip
 
 
 def resolve_momentum(config: PretrainConfig, images: int) -> PretrainConfig:
@@ -89,14 +94,8 @@ def resolve_momentum(config: PretrainConfig, images: int) -> PretrainConfig:
 
 def encoder_spec(config: PretrainConfig) -> EncoderSpec:
     """Return the description of the run's encoder."""
-    return resolve_encoder(
-        config.encoder,
-        image_size=config.image_size,
-        stem=config.stem,
-        heads=config.heads,
-        sincos=config.sincos,
-        freeze_patch_embed=config.freeze_patch_embed,
-    )
+    options = ("image_size", "stem", "heads", "sincos", "freeze_patch_embed")
+    return resolve_encoder(config.encoder, **{name: getattr(config, name) for name in options})
 
 
 def build_method(

@@ -68,7 +68,7 @@ class PretrainTask(LoaderTask):
         self.total_steps = self.config.epochs * self.steps_per_epoch
         self._data_fingerprint = self.dataset.fingerprint()
         labels = self.dataset.labels
-        self._labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
+        self.labels = None if labels is None else torch.from_numpy(labels).to(self.fabric.device)
         self._collapsed = False
         self._purity_printed = False  # whether its definition was printed
         # Losses since the start of the epoch. The sum stays on the device: reading it would wait for the step.
@@ -133,7 +133,7 @@ class PretrainTask(LoaderTask):
         tensors = {name: tensor for name, tensor in output._asdict().items() if name != "loss" and tensor is not None}
         gathered = StepOutput(loss=loss, **{name: all_gather(tensor) for name, tensor in tensors.items()})
         queue = self.module.queue
-        values = {"loss": float(loss), **health(gathered, self._labels, all_gather(batch.ids))}
+        values = {"loss": float(loss), **health(gathered, self.labels, all_gather(batch.ids))}
         if queue is not None:
             values["queue_fill"] = len(queue) / queue.capacity
         if "neighbor_purity" in values and not self._purity_printed:

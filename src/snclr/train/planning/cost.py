@@ -104,13 +104,12 @@ def probe_neighbors(settings: Mapping[str, Any], *, minutes: float, quiet: bool 
         _short_training({**settings, "warmup_epochs": 0.0}) as (task, batches),
         Progress("probing neighbors", max(1, round(60 * minutes)), unit="", quiet=quiet) as progress,
     ):
-        labels = None if task.dataset.labels is None else torch.from_numpy(task.dataset.labels).to(task.fabric.device)
         start, step = time.monotonic(), 0
         for step, batch in enumerate(batches, start=1):
             output, _, _ = task.training_step(batch)
             spent = (time.monotonic() - start) / (60 * minutes)
             if spent > 0.8 or step == task.total_steps:
-                found.append(health(output, labels, batch.ids))
+                found.append(health(output, task.labels, batch.ids))
             progress.update(int(60 * minutes * min(1, spent)) - progress.done, values={"step": step})
             if spent > 1:
                 break

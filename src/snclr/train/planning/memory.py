@@ -20,9 +20,15 @@ from torch.utils._pytree import tree_leaves
 from snclr.methods.base import Method, output_after
 from snclr.methods.common.queue import NeighborQueue
 from snclr.methods.jigsaw.pirl import MemoryBank
-from snclr.train.build import apply_memory_settings, build_method, encoder_spec, resolve_momentum, view_sizes
+from snclr.train.build import (
+    apply_memory_settings,
+    build_method,
+    encoder_spec,
+    optimizer_for,
+    resolve_momentum,
+    view_sizes,
+)
 from snclr.train.config import PretrainConfig
-from snclr.train.optim import build_optimizer
 
 HALF = {"bf16": torch.bfloat16, "16": torch.float16}
 aten: Any = torch.ops.aten
@@ -61,10 +67,7 @@ def count_memory(
         live.track([*method.parameters(), *method.buffers()])
         for queue in (module for module in method.modules() if isinstance(module, NeighborQueue)):
             queue._size = queue.capacity
-        optimizer = build_optimizer(
-            config.optimizer, method.named_parameters(), lr=0.0, weight_decay=config.weight_decay,
-            weight_decay_on=config.weight_decay_on, constant_lr=method.constant_lr,
-        )  # fmt: skip
+        optimizer = optimizer_for(method, config)
         trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
