@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from snclr.errors import UserError
 
 
-def collect(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def collect_state(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the tensors of the trained module (a method: encoders, heads, queue) and of the optimizer."""
     tensors = {f"method/{name}": value for name, value in method.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
@@ -20,8 +20,8 @@ def collect(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return tensors
 
 
-def restore(tensors: dict[str, Tensor], method: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load what `collect` returned.
+def restore_state(tensors: dict[str, Tensor], method: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load what `collect_state` returned.
 
     Files hold contiguous tensors. Every moment gets the strides of its parameter, as the optimizer creates it: with
     others, an update is slower and cannot be fused.

@@ -46,8 +46,8 @@ def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
 
 def load_trained_method(run_path: str | Path, device: torch.device | str = "cpu") -> tuple[Any, PretrainConfig]:
     """Load method (encoders, heads, queue; in eval mode) and config of a run from its last checkpoint."""
-    from snclr.checkpoint import state
     from snclr.checkpoint.format import latest_checkpoint
+    from snclr.checkpoint.state import load_method_state
     from snclr.train.build import build_method, encoder_spec
 
     run = RunDir(run_path)
@@ -64,5 +64,5 @@ def load_trained_method(run_path: str | Path, device: torch.device | str = "cpu"
         for name in ("method/classifier.weight", "method/bank.features")
     )
     method: Any = build_method(config, encoder_spec(config), classes, images)
-    state.load_method_state(checkpoint.tensors, method)
+    load_method_state(checkpoint.tensors, method)
     return method.to(device).eval(), config

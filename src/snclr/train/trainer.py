@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from snclr.checkpoint import state
 from snclr.checkpoint.format import Checkpoint, latest_checkpoint, save_checkpoint
+from snclr.checkpoint.state import collect_state, restore_state
 from snclr.data.loader import Batch, Skip, ViewLoader
 from snclr.distributed.collectives import (
     all_gather_ints,
@@ -124,12 +124,12 @@ class LoaderTask(TrainTask[Batch]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return module, optimizer and the list of unreadable images."""
-        tensors = state.collect(self.module, getattr(self.optimizer, "optimizer", self.optimizer))
+        tensors = collect_state(self.module, getattr(self.optimizer, "optimizer", self.optimizer))
         return tensors, {"skipped": [asdict(skip) for skip in self.loader.skipped]}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore what `state` returned."""
-        state.restore(checkpoint.tensors, self.module, getattr(self.optimizer, "optimizer", self.optimizer))
+        restore_state(checkpoint.tensors, self.module, getattr(self.optimizer, "optimizer", self.optimizer))
         self.loader.restore_skipped([Skip(**entry) for entry in checkpoint.info["skipped"]])
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torchvision.models.detection import MaskRCNN
 
-from snclr.checkpoint import state
 from snclr.checkpoint.format import Checkpoint, latest_checkpoint, save_checkpoint
+from snclr.checkpoint.state import collect_state, load_method_state, restore_state
 from snclr.data.workers import read_items
 from snclr.distributed.collectives import all_gather_ints, all_reduce_sum, raise_on_all_ranks
 from snclr.distributed.sync_batch_norm import synchronize_batch_norm
@@ -115,14 +115,14 @@ class DetectionTask(TrainTask[StepSamples]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return model, optimizer and the unreadable images."""
-        return state.collect(self.model, self.optimizer), {
+        return collect_state(self.model, self.optimizer), {
             "precision": self.fabric.strategy.precision.state_dict(),
             "bad": {str(number): why for number, why in self.bad.items()},
         }
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint of this fine-tuning."""
-        state.restore(checkpoint.tensors, self.model, self.optimizer)
+        restore_state(checkpoint.tensors, self.model, self.optimizer)
         self.fabric.strategy.precision.load_state_dict(checkpoint.info["precision"])
         self.bad = {int(number): why for number, why in checkpoint.info["bad"].items()}
 
@@ -165,7 +165,7 @@ def open_detector(folder: Path, device: torch.device) -> Detector | None:
     spec = EncoderSpec.from_dict(identity["encoder"])
     categories = {int(key): str(name) for key, name in identity["categories"]}
     model = build_detector(build_encoder(spec), spec, len(categories), settings)
-    state.load_method_state(checkpoint.tensors, model)
+    load_method_state(checkpoint.tensors, model)
     unreadable = [Fault(**entry) for entry in info.get("unreadable", ())]
     model.to(device).eval()
     protocol = info["protocol"] if "protocol" in info else info["words"]  # its name in earlier versions
