@@ -67,6 +67,7 @@ class RunDir(contextlib.AbstractContextManager["RunDir"]):
         `resume` allows an existing run, `overwrite` deletes the outputs of one and no other files.
         """
         run = cls(path)
+        # Before the lock file is written, refuse what is not a run. A run is refused below, unless it is in use.
         run.check_free(resume=resume, overwrite=True)
         with explain_unwritable(run.path, "choose another --out"):
             run.path.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ class Method(nn.Module):
         self.encoder = encoder
         self.projector = self.build_projector(num_features)
         self.predictor = self.build_predictor()
-        if not hasattr(type(self), "queue"):  # SNCLR has a property
+        if not hasattr(type(self), "queue"):  # in SNCLR a property: the queue is part of its loss
             self.queue = self.build_queue() if isinstance(config, QueueConfig) else None
         self.gate: AgreementGate | None = None  # decides whether neighbors enter the loss; None: always
         self._to_push: tuple[Tensor, ...] | None = None  # the arguments of `push`, of all ranks

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from snclr.errors import UserError
 
 
-def head_count(encoder: nn.Module) -> int | None:
-    """Return the number of attention heads of a ViT, None for other models."""
-    blocks = getattr(encoder, "blocks", None)
-    attention = getattr(blocks[0], "attn", None) if isinstance(blocks, nn.Sequential) and len(blocks) else None
-    heads = getattr(attention, "num_heads", None)
-    return heads if isinstance(heads, int) else None
+def head_count(vit: Any) -> int | None:
+    """Return the number of attention heads of a timm ViT; None if its blocks have no plain attention."""
+    return getattr(getattr(vit.blocks[0], "attn", None), "num_heads", None)
 
 
 def sincos_positions(width: int, grid: int) -> Tensor:
@@ -27,7 +24,6 @@ def sincos_positions(width: int, grid: int) -> Tensor:
     A quarter of the channels each: sine and cosine of the column, sine and cosine of the row, times the frequencies
     10000^(−4k / width), k = 0 … width/4 − 1.
     """
-    assert width % 4 == 0, "width must be a multiple of four"
     frequencies = 10000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     angles = torch.arange(grid, dtype=torch.float64)[:, None] * frequencies
     waves = torch.cat([angles.sin(), angles.cos()], dim=1)

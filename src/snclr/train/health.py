@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from snclr.methods.base import StepOutput
-from snclr.methods.common.gate import NEAREST
+from snclr.methods.common.gate import COMPARED_NEIGHBORS
 from snclr.methods.common.queue import also_found
 
 KNN_TEMPERATURE = 0.07
@@ -88,7 +88,7 @@ def health(output: StepOutput, labels: Tensor | None, ids: Tensor) -> dict[str, 
         values["neighbor_age"] = float(output.neighbor_ages[mask].float().mean())
         values["neighbor_cosine"] = float(output.similarity[mask].mean())
         if output.found_ids is not None and output.other_found_ids is not None:
-            nearest = (output.found_ids[:, :NEAREST], output.other_found_ids[:, :NEAREST])
+            nearest = (output.found_ids[:, :COMPARED_NEIGHBORS], output.other_found_ids[:, :COMPARED_NEIGHBORS])
             values["neighbor_agreement"] = neighbor_agreement(*nearest)
         if output.pulled is not None:
             values["pulled_share"] = float(output.pulled[mask].float().mean())

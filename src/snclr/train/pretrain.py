@@ -61,10 +61,10 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
         raise UserError(
             "config and resume=True exclude each other: a run is resumed with its own settings. Omit config."
         )
-    given = config_for_resume(settings) if settings.get("resume") else resolve(settings, config)
-    require(given, ("out",) if given.resume else ("data", "out"))
-    fabric = launch_run(given)
-    shared = broadcast_object(given)  # only rank 0 needs to see the run directory
+    local = config_for_resume(settings) if settings.get("resume") else resolve(settings, config)
+    require(local, ("out",) if local.resume else ("data", "out"))
+    fabric = launch_run(local)
+    shared = broadcast_object(local)  # the config of rank 0, since other nodes may not see the run directory
     with raise_on_all_ranks():
         if fabric.is_global_zero and shared.resume and not RunDir(shared.out).config.is_file():
             if not shared.data:
@@ -72,9 +72,9 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
             if not quiet:  # job scripts rely on --resume starting a new run
                 print(f"no run in {shared.out}: starting a new one", file=sys.stderr)
     require(shared, ("data", "out"))
-    if given.precision != shared.precision:
+    if local.precision != shared.precision:
         raise UserError(
-            f"rank {fabric.global_rank} was started with --precision {given.precision}, but the run uses"
+            f"rank {fabric.global_rank} was started with --precision {local.precision}, but the run uses"
             f" {shared.precision}. Its node does not see {shared.out}: give it the flags of the run."
         )
     with name_missing_ranks(), math_settings(fabric.device, tf32=shared.tf32, deterministic=shared.deterministic):
@@ -91,11 +91,9 @@ def launch_run(config: PretrainConfig) -> Any:
 
 def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainResult:
     # Rank 0 decides: other nodes need neither the run directory nor, when resuming, the initial weights.
-    from_scratch = broadcast_object(not (config.resume and RunDir(config.out).has_checkpoints()))
+    resumed = broadcast_object(config.resume and RunDir(config.out).has_checkpoints())
     # Check all input before creating the run directory, so that a typo leaves no files behind.
-    task = build_task(
-        config, fabric, init_from=config.init_from if from_scratch else None, resumed=not from_scratch, quiet=quiet
-    )
+    task = build_task(config, fabric, init_from=None if resumed else config.init_from, resumed=resumed, quiet=quiet)
     config = task.config
     with (
         StopFlag() as stop,

@@ -22,7 +22,7 @@ from snclr.distributed.collectives import all_gather, all_reduce_sum
 from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
 from snclr.methods.base import StepOutput, output_after
-from snclr.methods.common.gate import NEAREST, AgreementGate
+from snclr.methods.common.gate import COMPARED_NEIGHBORS, AgreementGate
 from snclr.models.encoders import EncoderSpec
 from snclr.train.config import PretrainConfig
 from snclr.train.health import PURITY_IN_TRAINING, collapsed, health
@@ -75,7 +75,7 @@ class PretrainTask(LoaderTask):
         self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
         self._pushed_since: int | None = None  # the step since which fewer than half of the neighbors are pulled
         self._push_warned = False
-        self._neighbors_used: bool | None = None  # by the gate, as printed last
+        self._neighbors_used: bool | None = None  # whether the gate was open, as printed last
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Run `training_step`; if `log`, also measure loss and health of the global batch and return them."""
@@ -149,17 +149,17 @@ class PretrainTask(LoaderTask):
         self._collapsed = is_collapsed
         self._check_pulled(batch.step, values.get("pulled_share"))
         if (gate := self.module.gate) is not None and batch.epoch > 0:
-            values["neighbors_used"] = float(gate.is_open(batch.epoch))
-            self._print_gate(batch.epoch, gate)
+            used = gate.is_open(batch.epoch)
+            values["neighbors_used"] = float(used)
+            if used != self._neighbors_used:
+                self._neighbors_used = used
+                self._print_gate(batch.epoch, gate, used)
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}
 
-    def _print_gate(self, epoch: int, gate: AgreementGate) -> None:
-        """Print whether the gate lets neighbors into the loss, if it has changed."""
-        if (used := gate.is_open(epoch)) == self._neighbors_used:
-            return
-        self._neighbors_used = used
-        state = "the neighbors are in the loss" if used else "the neighbors are not in the loss"
-        compared = f"{gate.agreement:.0%} of the {NEAREST} nearest agree between the two views of an image"
+    def _print_gate(self, epoch: int, gate: AgreementGate, used: bool) -> None:
+        """Print whether the gate lets neighbors into the loss."""
+        state = f"the neighbors are {'' if used else 'not '}in the loss"
+        compared = f"{gate.agreement:.0%} of the {COMPARED_NEIGHBORS} nearest agree between the two views of an image"
         self.progress.print(f"epoch {epoch + 1}: {state}: {compared} (--min-agreement {gate.minimum:g})")
 
     def _check_pulled(self, step: int, share: float | None) -> None:

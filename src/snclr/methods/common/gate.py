@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from snclr.distributed.collectives import all_reduce_sum
 from snclr.methods.common.queue import also_found
 
-NEAREST = 10
+COMPARED_NEIGHBORS = 10
 """Neighbors that are compared, for any K: agreement rises with K, so a fixed number gives it one meaning."""
 
 
@@ -50,7 +50,7 @@ class AgreementGate(nn.Module):
             self.agreement = self.agreement_before(epoch)
             self.counts.zero_()
             self.epoch = epoch
-        nearest, other = ids[:, :NEAREST], other_ids[:, :NEAREST]
+        nearest, other = ids[:, :COMPARED_NEIGHBORS], other_ids[:, :COMPARED_NEIGHBORS]
         self.counts += all_reduce_sum(torch.stack([also_found(nearest, other).sum(), (nearest >= 0).sum()]))
 
     def get_extra_state(self) -> Tensor:

@@ -47,8 +47,8 @@ def nearest_neighbors(
 ) -> Neighbors:  # fmt: skip
     """Return the k candidates (Q, D) with the largest cosine to each row of y2 (N, D), both normalized (Eq. 3).
 
-    A candidate whose id in `candidate_ids` (Q,) equals the row's id in `ids` (N,) is excluded, and so are the pairs
-    (row, candidate) of `exclude`.
+    A candidate whose id in `candidate_ids` (Q,) equals the row's id in `ids` (N,) is excluded. Without ids,
+    `exclude` has the excluded pairs (row, candidate).
     """
     if ids is not None and candidate_ids is not None:
         exclude = kernels.matching_pairs(ids.to(candidate_ids), candidate_ids)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from snclr.distributed.collectives import all_gather
 from snclr.methods.base import Losses, StepOutput, TwoWayMethod
 from snclr.methods.common.features import autocast_disabled, l2_normalize
-from snclr.methods.common.gate import NEAREST, AgreementGate
+from snclr.methods.common.gate import COMPARED_NEIGHBORS, AgreementGate
 from snclr.methods.common.queue import NeighborQueue, Neighbors, also_found
 from snclr.methods.config import SNCLRConfig
 from snclr.methods.snclr.loss import SoftNeighborLoss, SoftNeighborOutput
@@ -57,12 +57,12 @@ class SNCLR(TwoWayMethod):
         """Yield the loss of each direction. With search_view "plain", the third view is the plain one."""
         c = self.config
         target, search = self._target_features(views)
-        found_ids: list[Tensor] = []
+        found_ids: list[Tensor] = []  # of the neighbors of each view, used or not; empty with one search
         if c.search_view == "plain":
             neighbors = [self.criterion.search(search[2], ids)] * 2
         else:
             own = None if c.unique_neighbors else self.queue.own_entries(ids)
-            k = c.neighbors if self.gate is None else max(c.neighbors, NEAREST)
+            k = c.neighbors if self.gate is None else max(c.neighbors, COMPARED_NEIGHBORS)
             found = [self.criterion.search(search[view], ids, k=k, own_entries=own) for view in (0, 1)]
             found_ids = [self.queue.ids_and_ages(of_view)[0] for of_view in found]
             neighbors = [of_view.nearest(c.neighbors) for of_view in found]

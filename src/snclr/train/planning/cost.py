@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from snclr.checkpoint.state import collect
+from snclr.checkpoint.state import collect_state
 from snclr.methods.common.queue import NeighborQueue
 from snclr.runtime.device import limit_threads, math_settings
 from snclr.runtime.progress import Progress
@@ -74,13 +74,14 @@ def measure_cost(
                 break
     durations, ends, cpu_ends = zip(*measured, strict=True)
     steps = len(durations) - WARMUP_STEPS
+    state = collect_state(task.module, task.optimizer.optimizer)
     return {
         "seconds_per_step": statistics.median_high(durations[WARMUP_STEPS:]),
         "seconds": round(sum(durations), 3), "steps": steps,
         "queue_mb": round(sum(queue.features.nbytes for queue in queues) / 1e6, 3),
         "seconds_with_views": (ends[-1] - ends[WARMUP_STEPS - 1]) / steps,
         "cpu_seconds_per_step": (cpu_ends[-1] - cpu_ends[WARMUP_STEPS - 1]) / steps,
-        "state_mb": sum(tensor.nbytes for tensor in collect(task.module, task.optimizer.optimizer).values()) / 1e6,
+        "state_mb": sum(tensor.nbytes for tensor in state.values()) / 1e6,
         **peak_memory(),
     }  # fmt: skip
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -91,16 +90,13 @@ def _run_step(method: Method, config: PretrainConfig, images: int) -> None:
     views = [view.to(HALF.get(config.precision, dtype)) for view in batch]
     ids, labels = torch.zeros(images, dtype=torch.int64), torch.zeros(images, dtype=torch.int64)
     losses = method.losses(views, ids, epoch=config.epochs, labels=labels)
+    autocast = torch.autocast("cpu", dtype=HALF.get(config.precision), enabled=config.precision in HALF)
     for _ in range(method.loss_parts):
-        with _autocast(config.precision):
+        with autocast:
             loss = next(losses)
         loss.backward()  # type: ignore[no-untyped-call]
-    with _autocast(config.precision):
+    with autocast:
         output_after(losses)
-
-
-def _autocast(precision: str) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", dtype=HALF[precision]) if precision in HALF else nullcontext()
 
 
 def _bytes_by_part(method: Method) -> dict[str, int]:
