@@ -361,6 +361,8 @@ def test_the_run_screen_has_curves_bad_images_and_changed_settings(client):
     found = ask(client, "api/run").json()
     assert [each["key"] for each in found["bad"]] == ["red/broken.png"]
     assert found["complete"]
+    assert set(found["chance"]) == {"neighbor_purity", "queue_knn"}
+    assert found["chance"]["neighbor_purity"] == ask(client, "api/time").json()["chance"]
     assert any("loss" in point for point in found["points"])
     changed = {each["name"]: each for each in found["settings"] if each["recipe"] is not None}
     assert changed["queue_length"]["value"] == "40"

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from snclr.data.decode import RGBImage, decode_stream
+from snclr.data.labels import chance_levels
 from snclr.data.splits import sample_ids
 from snclr.errors import UserError, count
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
@@ -183,6 +184,11 @@ class Explorer:
         """Return the class numbers (n,) of images of the explored set, -1 if unknown."""
         labels = self.images.dataset.labels
         return torch.full_like(ids, -1) if labels is None else torch.from_numpy(labels)[ids]
+
+    def chance(self, run: OpenedRun | None = None) -> dict[str, float]:
+        """Return the chance levels of a run's metrics, or of the explored images; {} if the classes are unknown."""
+        name = "images" if run is None else self.trained_on if run is self.run else None
+        return {} if name is None else chance_levels(self.sets[name].dataset.labels)
 
     def start(self) -> None:
         """Start the jobs of the first screens."""

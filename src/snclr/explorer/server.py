@@ -146,7 +146,7 @@ async def _events(request: Request) -> Response:
             size = run.dir.metrics.stat().st_size if run.dir.metrics.is_file() else 0
             if size != known:
                 known = size
-                yield f"data: {json.dumps(await run_in_threadpool(training.summary, run))}\n\n"
+                yield f"data: {json.dumps(await run_in_threadpool(training.summary, explorer, run))}\n\n"
             else:
                 yield ": alive\n\n"
             await asyncio.sleep(_EVENT_SECONDS)

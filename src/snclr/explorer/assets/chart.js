@@ -20,8 +20,8 @@ function short(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-// `series`: [{x, y, name}] with arrays; `share` shows percent; `log` is a logarithmic y axis.
-export function chart(title, note, series, { share = false, log = false, xName = "epoch", mark } = {}) {
+// `series`: [{x, y, name}] with arrays; `share` shows percent; `log` is a logarithmic y axis; `chance` is drawn as a level.
+export function chart(title, note, series, { share = false, log = false, xName = "epoch", mark, chance } = {}) {
   const xs = series.flatMap((each) => each.x);
   const scaled = series.map((each) => ({ ...each, v: log ? each.y.map((y) => Math.log10(Math.max(y, 1e-6))) : each.y }));
   const vs = scaled.flatMap((each) => each.v);
@@ -32,7 +32,7 @@ export function chart(title, note, series, { share = false, log = false, xName =
   let [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   if (x0 === x1) x1 = x0 + 1;
   let [y0, y1] = [Math.min(...vs), Math.max(...vs)];
-  if (share) [y0, y1] = [0, Math.max(y1, 0.05)];
+  if (share) [y0, y1] = [0, Math.max(y1, 0.05, chance ?? 0)];
   if (y0 === y1) [y0, y1] = [y0 - 0.5, y1 + 0.5];
   const px = (x) => PAD.left + ((x - x0) / (x1 - x0)) * (WIDTH - PAD.left - PAD.right);
   const py = (v) => HEIGHT - PAD.bottom - ((v - y0) / (y1 - y0)) * (HEIGHT - PAD.top - PAD.bottom);
@@ -43,6 +43,7 @@ export function chart(title, note, series, { share = false, log = false, xName =
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${show(last)}` },
     yTicks.map((t) => [s("line", { class: "gridline", x1: PAD.left, x2: WIDTH - PAD.right, y1: py(t), y2: py(t) }), s("text", { x: PAD.left - 6, y: py(t) + 3.5, "text-anchor": "end", text: log ? short(10 ** t) : share ? `${Math.round(100 * t)}%` : short(t) })]),
     ticks(x0, x1, 5).map((t) => s("text", { x: px(t), y: HEIGHT - 6, "text-anchor": "middle", text: short(t) })),
+    chance === undefined ? null : [s("line", { class: "chance", x1: PAD.left, x2: WIDTH - PAD.right, y1: py(chance), y2: py(chance) }), s("text", { x: WIDTH - PAD.right, y: py(chance) + 12, "text-anchor": "end", text: `chance ${show(chance)}` })],
     mark === undefined ? null : s("line", { class: "mark", x1: px(mark), x2: px(mark), y1: PAD.top, y2: HEIGHT - PAD.bottom }),
     scaled.map((each, index) => s("path", { class: `line l${index}`, d: each.x.map((x, i) => `${i ? "L" : "M"}${px(x).toFixed(1)},${py(each.v[i]).toFixed(1)}`).join("") })),
     scaled.map((each) => (each.x.length < 40 ? each.x.map((x, i) => s("circle", { class: "dot", cx: px(x), cy: py(each.v[i]), r: 2 })) : null)),

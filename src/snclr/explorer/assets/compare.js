@@ -1,7 +1,7 @@
 // Compare: the neighbors of each image by two encoders.
 
 import { get } from "./api.js";
-import { count, h, number, percent, replace, shortName, visible } from "./dom.js";
+import { chanceOf, count, h, number, percent, replace, shortName, visible } from "./dom.js";
 import * as state from "./state.js";
 import { arrowKeys, classEdge, load, select, stat, tile } from "./ui.js";
 
@@ -65,8 +65,8 @@ export function mount(root, app) {
             "div",
             { class: "stats" },
             stat(`Overlap@${found.k}`, percent(found.overlap), "mean share of common neighbors"),
-            found.purity[0] === null ? null : stat(`Purity, ${title(one)}`, percent(found.purity[0], 1), `${found.k} neighbors`),
-            found.purity[1] === null ? null : stat(`Purity, ${title(other)}`, percent(found.purity[1], 1), `${found.k} neighbors`),
+            found.purity[0] === null ? null : stat(`Purity, ${title(one)}`, percent(found.purity[0], 1), `${found.k} neighbors${chanceOf(found.chance)}`),
+            found.purity[1] === null ? null : stat(`Purity, ${title(other)}`, percent(found.purity[1], 1), `${found.k} neighbors${chanceOf(found.chance)}`),
             histogram(found),
           )
         : null,

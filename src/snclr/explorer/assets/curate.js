@@ -1,7 +1,7 @@
 // Curate: what to look at before training, and a list file of it. Nothing is deleted.
 
 import { get, post } from "./api.js";
-import { count, h, number, percent, replace, shortName, visible } from "./dom.js";
+import { count, counted, h, number, percent, replace, shortName, visible } from "./dom.js";
 import * as state from "./state.js";
 import { download, load, message, segmented, slider, tile, toast } from "./ui.js";
 
@@ -74,7 +74,7 @@ export function mount(root, app) {
         h("div", { class: "groups" }, shown.map((each) => h("div", { class: "group" }, h("h3", { text: `${each.members.length} images, cosine ${number(each.highest, 3)}` }), h("div", { class: "grid" }, each.members.slice(0, 24).map((id, index) => choice(data.images[id], reason(each, id), [h("span", { class: "caption", text: shortName(data.images[id].key, 18) })], index > 0)))))),
         groups.length > MAX_GROUPS ? h("p", { class: "quiet", text: `… and ${count(groups.length - MAX_GROUPS)} more groups, all in the list` }) : null,
       );
-      replace(note, `${count(groups.length)} groups, ${count(groups.reduce((sum, each) => sum + each.members.length - 1, 0))} images beyond the first of each.`);
+      replace(note, `${counted(groups.length, "group")}, ${counted(groups.reduce((sum, each) => sum + each.members.length - 1, 0), "image")} beyond the first of each.`);
       drawBar();
     };
     const reason = (each, id) => {
@@ -133,7 +133,7 @@ export function mount(root, app) {
   function drawBar() {
     replace(
       bar,
-      h("span", {}, h("b", { text: count(flagged.size) }), " images in the list"),
+      h("span", {}, h("b", { text: count(flagged.size) }), flagged.size === 1 ? " image in the list" : " images in the list"),
       app.static
         ? h("span", { class: "quiet", text: "snclr curate writes this list" })
         : [

@@ -51,6 +51,16 @@ export function number(value, digits = 3) {
   return Number(value).toFixed(digits);
 }
 
+// ", chance 22 %", or nothing if the chance level is unknown.
+export function chanceOf(level) {
+  return level === undefined || level === null ? "" : `, chance ${percent(level)}`;
+}
+
+// "1 group", "2 groups".
+export function counted(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 export function count(value) {
   return Number(value).toLocaleString("en-US");
 }

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { chart } from "./chart.js";
-import { count, h, number, percent, replace, shortName, visible } from "./dom.js";
+import { chanceOf, count, h, number, percent, replace, shortName, visible } from "./dom.js";
 import * as state from "./state.js";
 import { load, message, segmented, stat } from "./ui.js";
 
@@ -42,7 +42,7 @@ export function mount(root, app) {
     const changed = run.settings.filter((each) => each.recipe !== null);
     const listed = onlyChanges && changed.length ? changed : run.settings;
     const last = records.at(-1) ?? {};
-    const purity = last.neighbor_purity === undefined ? ["Neighbor cosine", number(last.neighbor_cosine, 2), "label-free sign of neighbor quality"] : ["Neighbor purity", percent(last.neighbor_purity), "neighbors of the image's class"];
+    const purity = last.neighbor_purity === undefined ? ["Neighbor cosine", number(last.neighbor_cosine, 2), "label-free sign of neighbor quality"] : ["Neighbor purity", percent(last.neighbor_purity), `share of the image's class${chanceOf(run.chance.neighbor_purity)}`];
     replace(
       body,
       h(
@@ -60,12 +60,12 @@ export function mount(root, app) {
         stat(...purity),
         stat("Spread", number(last.spread, 2), "1 spread out, 0 collapsed"),
         stat("Effective rank", number(last.effective_rank, 1), "features of one batch"),
-        stat("Queue kNN", percent(last.queue_knn), "within the queue"),
+        stat("Queue kNN", percent(last.queue_knn), `within the queue${chanceOf(run.chance.queue_knn)}`),
         stat("Unreadable images", count(run.bad_total), ""),
       ),
       run.alerts.length ? h("ul", { class: "alerts", role: "alert" }, run.alerts.map((text) => h("li", { text }))) : h("p", { class: "quiet ok", text: "No alerts: no collapse, every loss finite." }),
       h("h2", { text: "Curves" }),
-      records.length ? h("div", { class: "charts" }, metrics.map((metric) => chart(metric.title, metric.description, series(metric), { share: metric.share })), spectrum ? spectrumChart() : null) : message("There are no metrics yet."),
+      records.length ? h("div", { class: "charts" }, metrics.map((metric) => chart(metric.title, metric.description, series(metric), { share: metric.share, chance: run.chance[metric.name] })), spectrum ? spectrumChart() : null) : message("There are no metrics yet."),
       h("h2", { text: "Unreadable images" }),
       run.bad.length ? h("div", { class: "table-wrap" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { text: "image" }), h("th", { text: "reason" }))), h("tbody", {}, run.bad.map((each) => h("tr", {}, h("td", { text: visible(each.key) }), h("td", { text: visible(each.reason) })))))) : h("p", { class: "quiet", text: "Every image could be read." }),
       h("div", { class: "run-head" },

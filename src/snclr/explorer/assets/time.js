@@ -128,7 +128,7 @@ export function mount(root, app) {
     const sampled = info.count < info.total ? ` of a sample of ${count(info.count)} of the ${count(info.total)} images` : "";
     const charts = [];
     const mark = steps[at];
-    if (info.steps[0].purity !== null) charts.push(chart("Neighbor purity", `${info.k} neighbors${sampled}`, [{ x: steps, y: info.steps.map((each) => each.purity) }], { share: true, xName: "step", mark }));
+    if (info.steps[0].purity !== null) charts.push(chart("Neighbor purity", `${info.k} neighbors${sampled}`, [{ x: steps, y: info.steps.map((each) => each.purity) }], { share: true, xName: "step", mark, chance: info.chance ?? undefined }));
     if (steps.length > 1) charts.push(chart("Neighbors kept", "share of the neighbors that were there one step before", [{ x: steps.slice(1), y: info.steps.slice(1).map((each) => each.kept) }], { share: true, xName: "step", mark }));
     if (!history) {
       replace(side, h("h2", { text: "Time" }), note ? message(note) : null, h("p", { class: "quiet", text: `${steps.length} kept encoders. PCA of each, turned and scaled to the next. Choose an image on the map to see its neighbors come and go.` }), steps.length < 3 ? h("p", { class: "quiet", text: "Train with --keep-encoders 12 to keep more." }) : null, charts);

@@ -61,6 +61,7 @@ def compare(explorer: Explorer, one: str = "a", other: str = "", limit: int = 60
         "total": len(explorer.images.dataset),
         "overlap": float(shared.mean()),
         "histogram": torch.bincount((shared * k).round().long(), minlength=k + 1).tolist(),
+        "chance": explorer.chance().get("neighbor_purity"),
         "purity": [mean_purity(a.index, labels), mean_purity(b.index, labels)],
         "images": [explorer.entry(ids[row], overlap=float(shared[row])) for row in rows],
     }

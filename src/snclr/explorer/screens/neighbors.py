@@ -127,4 +127,6 @@ def _loss_terms(
         f"{'projections' if run.searched == 'y2' else 'features of the target encoder'}, as in snclr explain: "
         f"τ {s.temperature:g}, γ {s.gamma}, {s.loss_form} form, center crop as both views"
     )
-    return rows, loss, note
+    gate = run.method.gate
+    closed = None if gate is None else gate.closed_note()
+    return rows, loss, f"{note}; {closed}" if closed else note

@@ -91,6 +91,7 @@ def timeline(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
         "count": len(ids),
         "total": len(explorer.images.dataset),
         "k": K,
+        "chance": explorer.chance().get("neighbor_purity"),
         "classes": explorer.images.classes,
         "steps_per_epoch": None if last is None else float(last["step"]) / float(last["epoch"]),
     }

@@ -22,7 +22,7 @@ MAX_BAD = 500
 _SPECTRUM_ROWS = 8_192
 
 
-def summary(run: OpenedRun) -> dict[str, Any]:
+def summary(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     """Return everything of the run directory that needs no image: curves, alerts, bad images, settings."""
     records = read_metrics(run.path)
     bad = read_jsonl(run.dir.skipped)
@@ -38,6 +38,7 @@ def summary(run: OpenedRun) -> dict[str, Any]:
         "epoch": records[-1].get("epoch") if records else None,
         "epochs": None if run.config is None else int(run.config.epochs),
         "metrics": [asdict(metric) for metric in METRICS],
+        "chance": explorer.chance(run),
         "points": [point(record) for record in records[::-1][::every][::-1]],  # the last one and an even choice
         "alerts": alerts,
         "bad": [{"key": str(b.get("key", "?")), "reason": str(b.get("reason", "?"))} for b in bad[:MAX_BAD]],
