@@ -168,6 +168,12 @@ def test_neighbors_are_numbered_if_training_images_are_missing_or_changed(images
         assert [term.key for term in done.terms[1:]] == [f"image {t.index}" for t in before.terms[1:]]
 
 
+def test_a_run_that_ended_without_neighbors_in_the_loss_is_named(images, tmp_path, capsys):
+    run = tiny_run.train(images, tmp_path / "run", epochs=1, warmup_epochs=0, min_agreement=1.0)
+    assert main(["explain", str(run), str(images / "green/green_0.png")]) == 0
+    assert "training's last epoch had no neighbors in the loss (--min-agreement 1)" in capsys.readouterr().out
+
+
 def test_the_command_prints_a_table_or_json(run, images, capsys):
     assert main(["explain", str(run), str(images / "green/green_0.png")]) == 0
     captured = capsys.readouterr()

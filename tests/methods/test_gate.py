@@ -36,6 +36,7 @@ def test_the_gate_opens_if_enough_neighbors_agreed_in_the_epoch_before(pairs, mi
     for each in (gate, resumed):
         each.add(torch.tensor([[1, 2]]), torch.tensor([[2, 3]]), 1)
         assert each.is_open(1) == (naive_share(pairs) >= minimum)  # constant within an epoch
+        assert (each.closed_note() is None) == each.is_open(1)
         assert each.is_open(2) == (minimum <= 0.5)
 
 

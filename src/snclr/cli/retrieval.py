@@ -11,6 +11,7 @@ from snclr.api.retrieval import embed, explain, neighbors, search
 from snclr.cli.flags import Command
 from snclr.errors import count
 from snclr.evaluation.results import EmbedResult, Explanation, NeighborsResult, SearchResult
+from snclr.runtime.progress import print_wrapped
 
 if TYPE_CHECKING:
     from snclr.data.loader import Skip
@@ -124,6 +125,8 @@ def show_explain(result: Explanation) -> None:
     settings = f"{result.form} form, sides {result.sides}, τ {result.tau:g}, γ {result.gamma}"
     print(f"{result.image}: loss {result.loss:.4f} of one direction ({settings})\n  {result.view}")
     print(f"  candidates: {result.candidates}")
+    if result.gate:
+        print_wrapped(f"note: {result.gate}; the terms below are those with neighbors")
     print(f"\n{'i':>3} {'cosine':>8} {'w':>8} {'p':>8} {'share':>8}  image")
     for term in result.terms:
         name = (f"{term.key} (y2)" if term.i == 0 else term.key) + _tag(term.label)

@@ -283,6 +283,8 @@ class Explanation(Result):
     note: str | None
     """Why neighbors are named by number only, if they are."""
     figure: str | None = None
+    gate: str | None = None
+    """Says that the last epoch of the run had no neighbors in the loss, if so."""
 
 
 @dataclass(frozen=True)

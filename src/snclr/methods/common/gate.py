@@ -43,6 +43,12 @@ class AgreementGate(nn.Module):
         """Return whether neighbors enter the loss in this epoch. Changes nothing: the step may still be refused."""
         return epoch > 0 and self.agreement_before(epoch) >= self.minimum
 
+    def closed_note(self) -> str | None:
+        """Say that the loss had no neighbors in the last epoch that was trained; None if it had."""
+        if self.is_open(self.epoch):
+            return None
+        return f"training's last epoch had no neighbors in the loss (--min-agreement {self.minimum:g})"
+
     @torch.no_grad()
     def add(self, ids: Tensor, other_ids: Tensor, epoch: int) -> None:
         """Count the image ids (N, K) found from one view, -1 where missing, that are also found from the other."""

@@ -62,9 +62,11 @@ def draw_explanation(
     `load` gives the image of a term, None if it cannot be read."""
     query = explanation.terms[0]
     title = f"loss {explanation.loss:.3f} of one direction, {explanation.form} form"
+    labeled = query.label is not None and any(term.label is not None for term in explanation.terms[1:])
+    colors = "; green: same class, red: another class" if labeled else ""
     rows, columns = -(-len(explanation.terms) // _TERMS_PER_ROW), min(_TERMS_PER_ROW, len(explanation.terms))
     figure, axes = image_grid(
-        rows, columns, side=1.9, caption=0.8, title=f"{title}; candidates: {explanation.candidates}"
+        rows, columns, side=1.9, caption=0.8, title=f"{title}; candidates: {explanation.candidates}{colors}"
     )  # fmt: skip
     for axis, term in zip(axes.flat, explanation.terms, strict=False):
         if term is query:
