@@ -70,6 +70,7 @@ def launch(
             stop_with_parent()
         if env.launcher is None:
             os.environ[STARTED_BY] = str(os.getpid())
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a rank that ends has the others print C++ frames
         init_after_restart(backend, timedelta(seconds=timeout))
         atexit.unregister(destroy_process_groups)  # register once, even if a program launches several jobs
         atexit.register(destroy_process_groups)
