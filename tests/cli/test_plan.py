@@ -14,7 +14,8 @@ from snclr.cli.main import main
 from snclr.cli.pretrain import show_plan, show_pretrain
 from snclr.data.read_check import check_images
 from snclr.errors import UserError
-from snclr.train.planning.run_plan import neighbor_advice
+from snclr.train.config import resolve
+from snclr.train.planning.run_plan import _stem_advice, neighbor_advice
 from tests.helpers import tiny_run
 
 SMALL = {
@@ -73,6 +74,14 @@ def test_a_queue_that_is_too_long_or_too_short_is_warned_about(images, capsys):
     text = capsys.readouterr().out
     assert "At most about 7 of K = 12 neighbors" in text
     assert "longer than the number of images" not in text
+
+
+@pytest.mark.parametrize(
+    ("image_size", "stem", "slow"), [(64, "auto", True), (32, "auto", False), (96, "auto", False), (64, "half", False)]
+)
+def test_a_slow_default_stem_gets_advice(image_size, stem, slow):
+    run = resolve({"data": "demo", "out": "x", "encoder": "resnet18", "image_size": image_size, "stem": stem})
+    assert ("--stem half or --stem standard" in _stem_advice(run)) == slow
 
 
 def test_unreadable_images_are_counted_as_training_and_evaluation_do(images, tmp_path, capsys):

@@ -97,10 +97,13 @@ class RunPlan:
     unread_photos: str = ""
     """Photographs of formats that are not read, e.g. HEIC."""
 
+    stem_advice: str = ""
+    """A faster stem, if the default stem of a ResNet is a slow one."""
+
     @property
     def warnings(self) -> list[str]:
-        """What to change before the run: advice of the probe, and about a queue that does not suit the images."""
-        found = [] if self.probe is None else [self.probe.advice]
+        """What to change before the run: the probe, the stem, and a queue that does not suit the images."""
+        found = [advice for advice in (self.probe and self.probe.advice, self.stem_advice) if advice]
         queue = self.queue
         if queue is not None and queue.length > self.images:
             found.append(
@@ -156,7 +159,7 @@ def plan_run(
         images_per_second=run.batch_size / seconds, total_seconds=seconds * epoch_steps * run.epochs,
         peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, tensor_mb["queue"]), probe=probe,
-        checked=checked, unreadable=unreadable, unread_photos=unread_photos(run.data),
+        checked=checked, unreadable=unreadable, unread_photos=unread_photos(run.data), stem_advice=_stem_advice(run),
     )  # fmt: skip
 
 
@@ -197,6 +200,18 @@ def neighbor_advice(agreement: float | None, purity: float | None, pulled: float
     if pulled is not None and pulled < 0.5:
         advice += f" Only {pulled:.0%} of them are pulled: use --gamma pull."
     return advice
+
+
+def _stem_advice(run: PretrainConfig) -> str:
+    """Advise on the stem of a ResNet above 32 pixels: smaller images with the small stem can take longer."""
+    from snclr.train.build import encoder_spec
+
+    if run.stem != "auto" or run.image_size <= 32 or encoder_spec(run).stem != "small":
+        return ""
+    return (
+        f"At {run.image_size} pixels the default stem is small, which computes about 15 times as much as standard."
+        " If the run is too long, give --stem half or --stem standard."
+    )
 
 
 def _plan_queue(config: PretrainConfig, data: DatasetInfo, megabytes: float) -> QueuePlan | None:
