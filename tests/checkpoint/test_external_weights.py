@@ -198,6 +198,12 @@ def test_damaged_files_are_refused(tmp_path, content, suffix):
         read_weights(path, TINY)
 
 
+def test_a_text_file_is_not_weights(tmp_path):
+    (tmp_path / "notes.txt").write_text("holiday 2021")
+    with pytest.raises(UserError, match=r"notes.txt as a file of torch.save: it is none, .*\. Give a file of weights"):
+        read_weights(tmp_path / "notes.txt", RESNET)
+
+
 @pytest.mark.parametrize("content", [[1, 2], {"state_dict": 3}, {"epoch": 1}, {"state_dict": {"a": 1}}, torch.ones(2)])
 def test_files_without_a_state_dict_are_refused(tmp_path, content):
     torch.save(content, tmp_path / "w.pt")

@@ -220,6 +220,9 @@ def test_opening_for_reading(tmp_path: Path) -> None:
         open_run(tmp_path / "missing")
     with pytest.raises(UserError, match=r"is a file of a run. Give the run directory: .*run$"):
         open_run(run.metrics)
+    (tmp_path / "cat.jpg").write_text("x")
+    with pytest.raises(UserError, match=r"cat.jpg is a file, not a run directory\. Give"):
+        open_run(tmp_path / "cat.jpg")
     (tmp_path / "photos").mkdir()
     with pytest.raises(UserError, match="is not a run"):
         open_run(tmp_path / "photos")

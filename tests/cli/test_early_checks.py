@@ -58,6 +58,7 @@ MISTAKES = {
     "linear {run} --lr -1": "--lr must be above 0, not -1",
     "finetune {run} --batch-size 0": "--batch-size must be at least 1, not 0",
     "finetune {run} --labels 10": "--labels '10' is neither a share such as 1% or 10% nor a file",
+    "finetune {run} --labels 0.1": "one image name per line (did you mean '10%'?)",
     "finetune {run} --labels 120%": "--labels 120% is not a share of the images",
     "fewshot {run} --draws 0": "--draws must be at least 1, not 0",
     "neighbors {run} --rows 0": "--rows must be at least 1, not 0",

@@ -62,4 +62,7 @@ def test_the_curves_of_neighbors_have_their_labeled_chance_level(monkeypatch: py
     with_levels, without = ([(axis.texts, axis.lines) for axis in figure.axes] for figure in figures)
     assert [[text.get_text() for text in texts] for texts, _ in with_levels] == [["chance 20.8%"], ["chance 25.0%"]]
     assert [lines[1].get_ydata()[0] for _, lines in with_levels] == pytest.approx([20.8, 25.0])
+    high = {"neighbor_purity": 0.9}  # above every curve
+    assert comparison.draw_neighbor_purity({**study, "chance": high}, [{0: {"series": series}}], "unused.png")
+    assert figures.pop().axes[0].get_ylim()[1] > 90
     assert [(len(texts), len(lines)) for texts, lines in without] == [(0, 1), (0, 1)]

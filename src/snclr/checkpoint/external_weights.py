@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,7 +133,10 @@ def _torch_load(path: Path) -> dict[str, Tensor]:
                 f"{path} is refused: it contains more than tensors ({code[0] if code else 'a pickle'}), and loading it"
                 " can run code. If you trust it, load it yourself and save only its state dict."
             ) from error
-        raise UserError(f"cannot read {path} as a file of torch.save ({first_line(error)})") from error
+        why = f" ({first_line(error)})" if zipfile.is_zipfile(path) else ": it is none, or an incomplete copy"
+        raise UserError(
+            f"cannot read {path} as a file of torch.save{why}. Give a file of weights (.pth, .pt or .safetensors)."
+        ) from error
     for _ in _CONTAINERS:
         inner = [content[key] for key in _CONTAINERS if isinstance(content, dict) and key in content]
         content = next((value for value in inner if isinstance(value, dict)), content)
@@ -167,10 +171,12 @@ def _select(
     missing = [key for key in expected if key not in inside and not key.endswith("num_batches_tracked")]
     extra = [key for key in inside if key not in expected and key.split(".")[0] not in _IGNORED]
     shapes = [key for key in expected if key in inside and inside[key].shape != expected[key].shape]
+    advice = ". Name the encoder that has these weights."
     if missing:
-        raise _misfit(path, spec, f"missing tensors ({len(missing)} of {len(expected)}): {first_names(missing)}")
+        number = f"{len(missing)} of {len(expected)}"
+        raise _misfit(path, spec, f"missing tensors ({number}): {first_names(missing)}{advice}")
     if extra:
-        raise _misfit(path, spec, f"additional tensors ({len(extra)}): {first_names(extra)}")
+        raise _misfit(path, spec, f"additional tensors ({len(extra)}): {first_names(extra)}{advice}")
     if shapes:
         shown = [f"{key} {tuple(inside[key].shape)} instead of {tuple(expected[key].shape)}" for key in shapes]
         raise _misfit(path, spec, f"wrong shapes ({len(shapes)}): {first_names(shown)}.{_hint(shapes, spec)}")

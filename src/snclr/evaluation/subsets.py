@@ -76,8 +76,9 @@ def read_share(given: str | Path) -> Fraction | None:
     if match is None:
         if Path(given).is_file():
             return None
-        is_number = _PERCENT.fullmatch(f"{str(given).strip()}%")
-        hint = f" (did you mean '{given}%'?)" if is_number else similar_path(Path(given))
+        number = _PERCENT.fullmatch(f"{str(given).strip()}%")
+        percent = number and float(number[1]) * (100 if float(number[1]) < 1 else 1)  # 0.1 is a fraction
+        hint = similar_path(Path(given)) if percent is None else f" (did you mean '{percent:g}%'?)"
         raise UserError(
             f"--labels {str(given)!r} is neither a share such as 1% or 10% nor a file with one image name per"
             f" line{hint}"

@@ -75,9 +75,10 @@ def draw_neighbor_purity(
         axis.set_ylim(bottom=0)
         if axis.lines and (chance := study.get("chance", {}).get(name)) is not None:
             axis.axhline(100 * chance, **_REFERENCE_LINE)
+            axis.set_ylim(top=max(axis.get_ylim()[1], 110 * chance))  # lines of this kind do not extend the axis
             axis.text(
-                1, 100 * chance, f"chance {chance:.1%}", transform=axis.get_yaxis_transform(), ha="right", va="bottom",
-                fontsize=8, color=FAINT,
+                1, 98 * chance, f"chance {chance:.1%}", transform=axis.get_yaxis_transform(), ha="right", va="top",
+                fontsize=8, color=FAINT, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
             )  # fmt: skip
     if not any(axis.lines for axis in axes):
         return False
