@@ -150,7 +150,7 @@ def open_run(path: Path | str) -> RunDir:
     if run.path.is_file() and RunDir(run.path.parent).looks_like_run():
         raise UserError(f"{run.path} is a file of a run. Give the run directory: {run.path.parent}")
     if run.path.is_file():
-        raise UserError(f"{run.path} is a file, not a run directory. Give the --out of snclr pretrain first.")
+        raise UserError(f"{run.path} is a file, not a run directory. Give the run directory (--out of snclr pretrain).")
     if not run.path.is_dir():
         raise UserError(f"there is no run directory {run.path}{similar_run(path)}. Give the --out of snclr pretrain.")
     if not run.looks_like_run() and (names := _runs_in(run.path)):
