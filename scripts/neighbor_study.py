@@ -290,6 +290,9 @@ def gate_runs() -> Iterator[Run]:
         for data, view in (("coil100", {}), ("digits", {}), ("cifar5", {}), ("coil100", changed[1])):
             settings = {**UNTUNED, **view, "neighbors": 10, "min_agreement": 0.5}
             yield Run("gate", data, "soft-max", seed, DATA[data].epochs, settings)
+        for data, view in (("omniglot", {}), ("digits", _CIFAR_VIEWS)):
+            settings = {**UNTUNED, **view, "neighbors": 10, "min_agreement": 0.5}
+            yield Run("gate", data, "soft-max", seed, DATA[data].epochs, settings)
     for seed in range(len(SWEEP_SEEDS), 8):
         settings = {**UNTUNED, "neighbors": 10, "min_agreement": 0.5}
         yield Run("gate", "digits", "soft-max", seed, DATA["digits"].epochs, settings)

@@ -1,7 +1,7 @@
-"""Rebuild the result sections and figures of docs/results/neighbor-study.md from results/neighbor-study.jsonl.
+"""Rebuild the tables and figures of the neighbor study in docs/results from results/neighbor-study.jsonl.
 
     python scripts/neighbor_tables.py            # part of `make results`
-    python scripts/neighbor_tables.py --check    # changes nothing; exit code 1 if the page is out of date
+    python scripts/neighbor_tables.py --check    # changes nothing; exit code 1 if a page is out of date
 
 The content between `<!-- NAME -->` and `<!-- end -->` is replaced; NAME is a function of `SECTIONS`.
 """
@@ -24,14 +24,16 @@ from neighbor_study import (
     ROWS,
     SHARED_ROWS,
     UNTUNED,
+    all_runs,
     chosen_settings,
     read_records,
     tuning_runs,
 )
 from snclr.studies.tables import paired, summarize
 
-PAGE = ROOT / "docs" / "results" / "neighbor-study.md"
-FIGURES = PAGE.parent / "figures"
+RESULTS = ROOT / "docs" / "results"
+PAGES = (RESULTS / "neighbor-study.md", RESULTS / "neighbor-study-runs.md")
+FIGURES = RESULTS / "figures"
 METRICS = {"one_label": "one label", "four_labels": "four labels", "knn": "kNN", "linear": "linear"}
 COLORS = {"soft-max": "#2f6fb3", "hard": "#c8553d", "coil100": "#2f6fb3", "omniglot": "#c8553d", "cifar5": "#3f8f5f",
           "cifar10": "#7d5fb2", "digits": "#b58a1d", "mnist": "#5a5a5a", "fashion": "#c06fa8"}  # fmt: skip
@@ -39,6 +41,23 @@ MARKERS = {"coil100": "o", "digits": "v", "omniglot": "s", "cifar5": "^", "cifar
 STEPS = {"momentum": "no EMA", "predictor_layers": "no predictor", "negatives": "negatives of both views"}
 """Settings of the ladder, in words."""
 LADDER_METRICS = {"coil100": ("one_label", "four_labels"), "cifar5": ("knn", "linear")}
+
+MAIN = {
+    "digits": ("test4", "tuned", "soft-max"), "coil100": ("test", "tuned", "soft-max"),
+    "fashion": ("gate", "untuned", "soft-max"), "mnist": ("gate", "untuned", "soft-max"),
+    "cifar5": ("test", "tuned", "soft-max"), "omniglot": ("test", "tuned", "soft-max"),
+    "cifar10": ("test", "untuned", "soft"),
+}  # fmt: skip
+"""Stage of each dataset in the main table, whether its settings are tuned, and its row of soft neighbors."""
+
+STAGES = {
+    "tune": "round 1, trials", "test": "round 1, tests (`cifar10`: untuned)", "tune2": "round 2, trials",
+    "test2": "round 2, tests", "tune3": "round 3, trials", "test3": "round 3, tests", "tune4": "round 4, trials",
+    "test4": "round 4, tests", "cpu": "equal CPU seconds", "cpu4": "equal CPU seconds, round 4",
+    "sector": "held-out poses", "ablate": "ablations", "sweep": "sweep", "agreeing": "agreeing neighbors",
+    "gate": "gate", "search": "other searches", "ladder": "ladder", "weights": "from ImageNet weights",
+}  # fmt: skip
+"""Stages in the order of the protocol, in words."""
 
 Record = dict[str, Any]
 
@@ -49,23 +68,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only check whether the page is up to date")
     a = parser.parse_args(argv)
     records = list(read_records(RECORDS).values())
-    old = PAGE.read_text(encoding="utf-8")
-    new = re.sub(
-        r"(<!-- ([\w-]+) -->\n)(.*?)(<!-- end -->)",
-        lambda m: f"{m[1]}\n{SECTIONS[m[2]](records).strip()}\n\n{m[4]}", old, flags=re.DOTALL,
-    )  # fmt: skip
+    old = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    new = {page: _rebuilt(text, records) for page, text in old.items()}
     if a.check:
-        print("up to date" if new == old else f"{PAGE} is out of date: run make results")
-        return int(new != old)
-    PAGE.write_text(new, encoding="utf-8")
+        stale = [str(page) for page in PAGES if new[page] != old[page]]
+        print(f"out of date: {', '.join(stale)}; run make results" if stale else "up to date")
+        return int(bool(stale))
+    for page, text in new.items():
+        page.write_text(text, encoding="utf-8")
     FIGURES.mkdir(parents=True, exist_ok=True)
     draw_gain(records, FIGURES / "neighbor-gain.png")
     draw_estimate(records, FIGURES / "neighbor-estimate.png")
-    print(f"{PAGE}: rebuilt from {len(records)} runs")
+    print(f"{', '.join(page.name for page in PAGES)}: rebuilt from {len(records)} runs")
     return 0
 
 
+def _rebuilt(text: str, records: list[Record]) -> str:
+    """Return a page with the content of each section written anew."""
+    return re.sub(
+        r"(<!-- ([\w-]+) -->\n)(.*?)(<!-- end -->)",
+        lambda m: f"{m[1]}\n{SECTIONS[m[2]](records).strip()}\n\n{m[4]}", text, flags=re.DOTALL,
+    )  # fmt: skip
+
+
 # Tables.
+
+
+def main_table(records: list[Record]) -> str:
+    """Return purity, accuracy without neighbors and the gains of soft, hard and SimCLR over it, for each dataset."""
+    lines = [
+        "| data | settings | seeds | purity | metric | none | soft − none | hard − none | SimCLR − none |",
+        "|---|---|--:|--:|---|--:|--:|--:|--:|",
+    ]
+    for data, (stage, tuned, soft) in MAIN.items():
+        runs = [r for r in records if r["stage"] == stage and r["data"] == data]
+        if stage == "gate":  # without the gate and other views
+            runs = [r for r in runs if not {"views", "min_agreement"} & set(r["settings"])]
+        rows = {row: {r["seed"]: r for r in runs if r["row"] == row} for row in ("none", soft, "hard", "simclr")}
+        if not rows["none"]:
+            continue
+        metrics = [name for name in METRICS if name in next(iter(rows["none"].values()))]
+        for metric in metrics:
+            base = {seed: r[metric] for seed, r in rows["none"].items()}
+            others = (paired({s: r[metric] for s, r in rows[row].items()}, base) for row in list(rows)[1:])
+            words = f"{tuned}, γ = {'max' if soft == 'soft-max' else 1}"
+            cells = [data, words, str(len(base)), _percent(rows[soft], "neighbor_purity")]
+            cells = cells if metric == metrics[0] else [""] * 4
+            cells += [METRICS[metric], _mean_sd(list(base.values())), *map(_difference, others)]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def coverage_table(records: list[Record]) -> str:
+    """Return how many of the stated runs of each stage and dataset are recorded."""
+    by_key = {r["key"]: r for r in records}
+    stated: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in all_runs(by_key):
+        stated[run.stage, run.data].add(run.key)
+    lines = ["| stage | recorded of the stated runs |", "|---|---|"]
+    for stage, words in STAGES.items():
+        parts = [
+            f"`{data}` {len(keys & by_key.keys())} of {len(keys)}" for (s, data), keys in stated.items() if s == stage
+        ]
+        lines.append(f"| {words} | {', '.join(parts)} |")
+    return "\n".join(lines)
 
 
 def accuracy_tables(records: list[Record]) -> str:
@@ -114,6 +180,42 @@ def ablation_table(records: list[Record]) -> str:
             own, other = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base))
             cells += [_mean_sd(list(own.values())), "" if runs is base else _difference(paired(own, other))]
         lines.append("| " + " | ".join([*cells, _percent(runs, "neighbor_purity")]) + " |")
+    return "\n".join(lines)
+
+
+def search_table(records: list[Record]) -> str:
+    """Return the difference of each other search to soft neighbors with the default search."""
+    lines = [
+        "| data | search | seeds | one label | − default | four labels | − default | purity |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for data in ("digits", "mnist"):
+        same = [r for r in records if r["data"] == data and r["row"] == "soft-max"]
+        default = {**UNTUNED, "neighbors": 10}
+        base = {r["seed"]: r for r in same if r["stage"] in ("sweep", "gate") and r["settings"] == default}
+        groups: dict[str, dict[int, Record]] = {"default": base}
+        for r in same:
+            if r["stage"] == "search":
+                changed = [f"{name} {value}" for name, value in r["settings"].items() if name not in default]
+                groups.setdefault(", ".join(changed), {})[r["seed"]] = r
+        for change, runs in groups.items():
+            cells = [data, change, str(len(runs))]
+            for metric in ("one_label", "four_labels"):
+                own, other = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base))
+                cells += [_mean_sd(list(own.values())), "" if runs is base else _difference(paired(own, other))]
+            lines.append("| " + " | ".join([*cells, _percent(runs, "neighbor_purity")]) + " |")
+    return "\n".join(lines)
+
+
+def weights_table(records: list[Record]) -> str:
+    """Return the accuracies of the runs that start from ImageNet weights."""
+    lines = ["| row | search in | seed | kNN | linear | purity | agreement |", "|---|---|--:|--:|--:|--:|--:|"]
+    for r in records:
+        if r["stage"] == "weights":
+            space = "encoder features" if r["settings"] else "projections"
+            shares = [_percent({0: r}, name) for name in ("neighbor_purity", "neighbor_agreement")]
+            cells = [r["row"], space, str(r["seed"]), f"{r['knn']:.1f}", f"{r['linear']:.1f}", *shares]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -239,6 +341,7 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
             view = tuple((name, r["settings"][name]) for name in ("views", "crop_min") if name in r["settings"])
             row = f"agreeing {r['row']}" if r["stage"] == "agreeing" else r["row"]
             row = f"gated {row}" if "min_agreement" in r["settings"] else row
+            row = f"late {row}" if "neighbor_free_epochs" in r["settings"] else row
             k = None if row == "none" else r["settings"].get("neighbors")
             groups[r["data"], view, k, row][r["seed"]] = r
     points = []
@@ -257,6 +360,8 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
 
 def draw_gain(records: list[Record], file: Path) -> None:
     """Draw the gain over none against the purity of the neighbors."""
+    from matplotlib.lines import Line2D
+
     from snclr.reports.figures.drawing import FAINT, GRID, INK, new_figure, save_png
 
     points = gains(records)
@@ -266,21 +371,24 @@ def draw_gain(records: list[Record], file: Path) -> None:
     axes = figure.add_axes((0.1, 0.13, 0.87, 0.76))
     axes.axhline(0, color=FAINT, linewidth=1)
     for data in MARKERS:
-        for row, words in {"soft-max": "soft", "hard": "hard"}.items():
-            for agreeing in ("", "agreeing "):
-                own = [p for p in points if p["data"] == data and p["row"] == agreeing + row]
+        for row in ("soft-max", "hard"):
+            for kind in ("", "agreeing ", "late "):
+                own = [p for p in points if p["data"] == data and p["row"] == kind + row]
                 x = [100 * statistics.fmean(r["neighbor_purity"] for r in p["runs"].values()) for p in own]
-                if own:
-                    axes.scatter(
-                        x, [p["pairs"][0]["mean"] for p in own], marker=MARKERS[data], s=46, edgecolor=COLORS[row],
-                        facecolor="none" if agreeing else COLORS[row], alpha=0.85, label=f"{agreeing}{words}, {data}",
-                    )  # fmt: skip
+                axes.scatter(
+                    x, [p["pairs"][0]["mean"] for p in own], marker=MARKERS[data], s=46, edgecolor=COLORS[row],
+                    facecolor="none" if kind else COLORS[row], alpha=0.85,
+                )  # fmt: skip
     axes.set(xlabel="neighbor purity in the last epoch (%)", ylabel="gain over no neighbors (points)")
     axes.set_title("Gain from neighbors against their purity", loc="left", fontsize=11.5, color=INK)
     axes.grid(color=GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8.5, ncols=2)
+    shown = {point["data"] for point in points}
+    keys = [Line2D([], [], color=FAINT, marker=MARKERS[data], ls="", label=data) for data in MARKERS if data in shown]
+    keys += [Line2D([], [], color=COLORS[row], marker="o", ls="", label=words)
+             for row, words in (("soft-max", "soft"), ("hard", "hard"))]  # fmt: skip
+    axes.legend(handles=keys, frameon=False, fontsize=8.5, ncols=2)
     save_png(figure, file)
 
 
@@ -310,7 +418,8 @@ def draw_estimate(records: list[Record], file: Path) -> None:
 
 SECTIONS: dict[str, Callable[[list[Record]], str]] = {
     "accuracy": accuracy_tables, "tuning": tuning_table, "sweep": sweep_table, "ablations": ablation_table,
-    "estimate": estimate_table, "ladder": ladder_table,
+    "estimate": estimate_table, "ladder": ladder_table, "main": main_table,
+    "search": search_table, "weights": weights_table, "coverage": coverage_table,
 }  # fmt: skip
 
 
