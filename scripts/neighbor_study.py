@@ -46,6 +46,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "simclr": {"method": "simclr"},
     "byol": {"method": "byol"},
 }
+UNTRAINED = "untrained"
+"""Row of the weights that a run starts from."""
 _SHARED: dict[str, Any] = {"momentum": 0, "predictor_layers": 0}
 SHARED_ROWS = {f"{row}-shared": {**ROWS[row], **_SHARED} for row in ("none", "soft", "soft-max", "hard")}
 """Rows of round 3: one network for both views, without EMA and predictor."""
@@ -268,7 +270,8 @@ def agreeing_runs() -> Iterator[Run]:
 
 
 def weights_runs() -> Iterator[Run]:
-    """Yield the runs that start from ImageNet weights, not tuned, with both search spaces."""
+    """Yield the runs that start from ImageNet weights, not tuned, with both search spaces, and the weights alone."""
+    yield Run("weights", "cifar5-imagenet", UNTRAINED, 0, 0, {})
     rows = [("none", {}), ("soft", {}), *((row, {"search_space": "encoder"}) for row in ("soft", "hard"))]
     for seed in SWEEP_SEEDS:
         for row, settings in rows:
@@ -317,6 +320,9 @@ def cifar10_runs() -> Iterator[Run]:
 
 # One run.
 
+HEALTH = ("loss", "neighbor_purity", "neighbor_agreement", "pulled_share", "spread", "queue_knn")
+"""Logged metrics of a record: means over the last epoch."""
+
 
 def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
     """Train, evaluate and return the record of a run."""
@@ -326,6 +332,13 @@ def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
 
     data = DATA[run.data]
     shutil.rmtree(folder, ignore_errors=True)
+    if run.row == UNTRAINED:
+        weights = images / str(data.weights)
+        sizes = {"encoder": data.settings["encoder"], "image_size": data.settings["image_size"]}
+        snclr.import_encoder(weights, out=folder, **sizes)
+        scores = evaluate(run, folder, str(images / data.folder), images)
+        shutil.rmtree(folder)
+        return {**_described(run), **scores, **dict.fromkeys(HEALTH), "cpu_seconds": 0.0, "seconds": 0.0}
     settings = {**COMMON, **data.settings, **(ROWS | SHARED_ROWS)[run.row], **run.settings}
     foreign = METHOD_SETTINGS - METHODS[settings.get("method", "snclr")].setting_names()
     settings = {name: value for name, value in settings.items() if name not in foreign}
@@ -337,15 +350,18 @@ def execute(run: Run, images: Path, folder: Path) -> dict[str, Any]:
     snclr.pretrain(quiet=True, **settings)
     cost = {"cpu_seconds": round(time.process_time() - cpu, 1), "seconds": round(time.monotonic() - start, 1)}
     logged = [line for line in read_jsonl(folder / "metrics.jsonl") if line["epoch"] > run.epochs - 1]
-    names = ("loss", "neighbor_purity", "neighbor_agreement", "pulled_share", "spread", "queue_knn")
-    health = {name: _mean([line[name] for line in logged if line.get(name) is not None]) for name in names}
+    health = {name: _mean([line[name] for line in logged if line.get(name) is not None]) for name in HEALTH}
     if "min_agreement" in run.settings:
         used = [line["neighbors_used"] for line in read_jsonl(folder / "metrics.jsonl") if "neighbors_used" in line]
         health["neighbors_used"] = _mean(used)  # over all epochs but the first
     scores = evaluate(run, folder, source, images)
     shutil.rmtree(folder, ignore_errors=True)
-    return {"key": run.key, "stage": run.stage, "data": run.data, "row": run.row, "seed": run.seed,
-            "epochs": run.epochs, "settings": run.settings, **scores, **health, **cost}  # fmt: skip
+    return {**_described(run), **scores, **health, **cost}
+
+
+def _described(run: Run) -> dict[str, Any]:
+    names = ("key", "stage", "data", "row", "seed", "epochs", "settings")
+    return {name: getattr(run, name) for name in names}
 
 
 def _mean(values: list[float]) -> float | None:

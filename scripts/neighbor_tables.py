@@ -23,6 +23,7 @@ from neighbor_study import (
     ROOT,
     ROWS,
     SHARED_ROWS,
+    UNTRAINED,
     UNTUNED,
     all_runs,
     chosen_settings,
@@ -208,14 +209,22 @@ def search_table(records: list[Record]) -> str:
 
 
 def weights_table(records: list[Record]) -> str:
-    """Return the accuracies of the runs that start from ImageNet weights."""
-    lines = ["| row | search in | seed | kNN | linear | purity | agreement |", "|---|---|--:|--:|--:|--:|--:|"]
+    """Return the accuracy of the weights without training, and of the rows that start from them."""
+    rows: dict[tuple[str, str], dict[int, Record]] = defaultdict(dict)
     for r in records:
         if r["stage"] == "weights":
-            space = "encoder features" if r["settings"] else "projections"
-            shares = [_percent({0: r}, name) for name in ("neighbor_purity", "neighbor_agreement")]
-            cells = [r["row"], space, str(r["seed"]), f"{r['knn']:.1f}", f"{r['linear']:.1f}", *shares]
-            lines.append("| " + " | ".join(cells) + " |")
+            rows[r["row"], "encoder features" if r["settings"] else "projections"][r["seed"]] = r
+    lines = ["| row | search in | seeds | kNN | − none | linear | − none | purity | agreement |",
+             "|---|---|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    base = rows.get(("none", "projections"), {})
+    for (row, space), runs in sorted(rows.items(), key=lambda item: item[0][0] != UNTRAINED):
+        cells = [row, space if row in ("soft", "hard") else "–", str(len(runs))]
+        for metric in ("knn", "linear"):
+            own, other = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base))
+            difference = "" if row in ("none", UNTRAINED) else _difference(paired(own, other))
+            cells += [_mean_sd(list(own.values())), difference]
+        cells += [_percent(runs, name) for name in ("neighbor_purity", "neighbor_agreement")]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
