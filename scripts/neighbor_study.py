@@ -29,7 +29,8 @@ TUNING_SEED = 1_000_000
 SEEDS = {"": range(8), "2": range(8, 16), "3": range(8, 16), "4": range(8, 16)}
 """Seeds of the tests of each round."""
 SWEEP_SEEDS = range(3)
-LEARNING_RATES = {"": (0.002, 0.006), "2": (0.006, 0.012), "3": (0.006, 0.012), "4": (0.003, 0.006, 0.012)}
+LEARNING_RATES = {"": (0.002, 0.006), "2": (0.006, 0.012), "3": (0.006, 0.012), "4": (0.003, 0.006, 0.012),
+                  "5": (5e-4, 5e-5, 5e-6)}  # fmt: skip
 
 COMMON: dict[str, Any] = {
     "recipe": "demo", "image_size": 32, "batch_size": 128, "weight_decay": 0.01, "warmup_epochs": 1,
@@ -119,7 +120,7 @@ class Run:
     """One training run and its evaluation."""
 
     stage: str
-    """tune, test (tune2, test2 and so on: rounds 2 to 4), sweep, agreeing, ladder, cpu, sector, ablate, weights,
+    """tune, test (tune2, test2 and so on: rounds 2 to 5), sweep, agreeing, ladder, cpu, sector, ablate, weights,
     gate or search."""
     data: str
     row: str
@@ -171,11 +172,10 @@ def all_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
         yield from round_runs(data, "", records)
     yield from (run for run in [*sweep, *agreeing_runs()] if run.seed == 0)
     yield from ablation_runs(records)
-    yield from (run for run in weights_runs() if run.seed == 0)
     yield from sector_runs(records)
     for data in EQUAL_CPU_EPOCHS:
         yield from equal_cpu_runs(data, records)
-    yield from weights_runs()
+    yield from weights_runs(records)
     yield from gate_runs()
     yield from search_runs()
     yield from [*sweep, *agreeing_runs()]
@@ -269,13 +269,24 @@ def agreeing_runs() -> Iterator[Run]:
                     yield Run("agreeing", data, row, seed, DATA[data].epochs, settings)
 
 
-def weights_runs() -> Iterator[Run]:
-    """Yield the runs that start from ImageNet weights, not tuned, with both search spaces, and the weights alone."""
-    yield Run("weights", "cifar5-imagenet", UNTRAINED, 0, 0, {})
-    rows = [("none", {}), ("soft", {}), *((row, {"search_space": "encoder"}) for row in ("soft", "hard"))]
-    for seed in SWEEP_SEEDS:
-        for row, settings in rows:
-            yield Run("weights", "cifar5-imagenet", row, seed, DATA["cifar5-imagenet"].epochs, settings)
+def weights_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
+    """Yield the weights of ImageNet alone, the rows that start from them, and the same with tuned learning rates."""
+    data = "cifar5-imagenet"
+    epochs = DATA[data].epochs
+    yield Run("weights", data, UNTRAINED, 0, 0, {})
+    encoder = {"search_space": "encoder"}
+    rows = (("none", {}), ("soft", encoder), ("hard", encoder))
+    for row, settings in (*rows, ("soft", {})):
+        yield Run("weights", data, row, 0, epochs, settings)
+    for row, settings in rows:
+        trials = [
+            Run("tune5", data, row, TUNING_SEED, epochs // 2, {**settings, "lr": lr}) for lr in LEARNING_RATES["5"]
+        ]
+        yield from trials
+        if all(run.key in records for run in trials):
+            best = max(trials, key=lambda run: records[run.key]["validation"])
+            for seed in SWEEP_SEEDS:
+                yield Run("test5", data, row, seed, epochs, best.settings)
 
 
 def gate_runs() -> Iterator[Run]:

@@ -57,6 +57,7 @@ STAGES = {
     "test4": "round 4, tests", "cpu": "equal CPU seconds", "cpu4": "equal CPU seconds, round 4",
     "sector": "held-out poses", "ablate": "ablations", "sweep": "sweep", "agreeing": "agreeing neighbors",
     "gate": "gate", "search": "other searches", "ladder": "ladder", "weights": "from ImageNet weights",
+    "tune5": "from ImageNet weights, trials", "test5": "from ImageNet weights, tuned",
 }  # fmt: skip
 """Stages in the order of the protocol, in words."""
 
@@ -210,19 +211,30 @@ def search_table(records: list[Record]) -> str:
 
 def weights_table(records: list[Record]) -> str:
     """Return the accuracy of the weights without training, and of the rows that start from them."""
-    rows: dict[tuple[str, str], dict[int, Record]] = defaultdict(dict)
+    rows: dict[tuple[str, str, str], dict[int, Record]] = defaultdict(dict)
     for r in records:
-        if r["stage"] == "weights":
-            rows[r["row"], "encoder features" if r["settings"] else "projections"][r["seed"]] = r
-    lines = ["| row | search in | seeds | kNN | − none | linear | − none | purity | agreement |",
-             "|---|---|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
-    base = rows.get(("none", "projections"), {})
-    for (row, space), runs in sorted(rows.items(), key=lambda item: item[0][0] != UNTRAINED):
-        cells = [row, space if row in ("soft", "hard") else "–", str(len(runs))]
+        if r["stage"] in ("weights", "test5"):
+            space = "encoder features" if "search_space" in r["settings"] else "projections"
+            rows[r["stage"], r["row"], space][r["seed"]] = r
+    lines = [
+        "| row | learning rate | search in | seeds | kNN | − none | linear | − none | purity | agreement |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    order = [UNTRAINED, *ROWS]
+    for (stage, row, space), runs in sorted(
+        rows.items(), key=lambda item: (item[0][0] != "weights", order.index(item[0][1]))
+    ):
+        rates = {r["settings"].get("lr", DATA[r["data"]].settings["lr"]) for r in runs.values()}
+        cells = [
+            row,
+            "–" if row == UNTRAINED else f"{rates.pop():g}",
+            space if row in ("soft", "hard") else "–",
+            str(len(runs)),
+        ]
+        base = rows.get((stage, "none", "projections"), {})
         for metric in ("knn", "linear"):
             own, other = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base))
-            difference = "" if row in ("none", UNTRAINED) else _difference(paired(own, other))
-            cells += [_mean_sd(list(own.values())), difference]
+            cells += [_mean_sd(list(own.values())), "" if row == "none" else _difference(paired(own, other))]
         cells += [_percent(runs, name) for name in ("neighbor_purity", "neighbor_agreement")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
