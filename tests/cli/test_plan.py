@@ -113,6 +113,7 @@ def test_with_several_processes_one_rank_is_measured(images, capsys):
     assert "(rank 0 of 2, 8 images)" in text
     assert re.search(r"tensors +[\d.]+ MB per rank at the peak of a step \(counted\): weights [\d.]+ MB, target", text)
     assert found.steps_per_epoch == 3
+    assert plan(steps=1, data=str(images), **{**SMALL, "batch_size": 2}, devices="2", probe_minutes=0).batch_size == 2
     with pytest.raises(UserError, match="is not divisible by 3 ranks; the nearest that is: 15"):
         plan(steps=1, data=str(images), **SMALL, devices="3")
 
@@ -135,6 +136,13 @@ def test_a_probe_trains_and_measures_the_neighbors(images, capsys):
     assert short.advice.endswith("about 50 steps: --probe-minutes 1")
     assert plan(steps=1, data=str(images), **SMALL).probe.minutes == 1  # the default for SNCLR
     assert plan(steps=1, data=str(images), **SMALL, probe_minutes=0).probe is None
+
+
+def test_a_plan_starts_from_the_given_weights(images, tmp_path):
+    run = tiny_run.train(images, tmp_path / "run", encoder="resnet10-narrow")
+    assert plan(steps=1, data=str(images), **{**SMALL, "encoder": "resnet10-narrow"}, init_from=str(run)).steps == 6
+    with pytest.raises(UserError, match="resnet10-tiny"):
+        plan(steps=1, data=str(images), **SMALL, init_from=str(run))
 
 
 def test_slow_steps_end_the_measurement(images, monkeypatch):

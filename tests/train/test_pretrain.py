@@ -1,6 +1,7 @@
 """`pretrain` in one process on tiny images: files, reproducibility, options, warnings and errors."""
 
 import json
+import logging
 import re
 import shutil
 
@@ -12,12 +13,13 @@ from PIL import Image
 
 import snclr
 from snclr import UserError
-from snclr.checkpoint.format import latest_checkpoint
+from snclr.checkpoint.format import latest_checkpoint, save_checkpoint
 from snclr.data.loader import Batch, ViewLoader
 from snclr.train import pretrain_task
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
+from snclr.train.trainer import load_latest_checkpoint
 from tests.helpers.noise_images import write_noise
 from tests.helpers.state_digest import digest
 
@@ -197,13 +199,23 @@ def test_collapsed_features_print_a_warning(images, tmp_path, monkeypatch, capsy
     assert all(line["collapsed"] for line in read_metrics(tmp_path / "run"))
 
 
-def test_init_from_loads_the_weights_of_another_run(images, tmp_path):
+def test_init_from_loads_the_weights_of_another_run(images, tmp_path, capsys):
     snclr.pretrain(data=images, out=str(tmp_path / "first"), **TINY)
-    still = {**TINY, "lr": 0.0, "weight_decay": 0.0, "seed": 5}
+    still = {**TINY, "lr": 0.0, "weight_decay": 0.0, "seed": 5, "quiet": False}
     snclr.pretrain(data=images, out=str(tmp_path / "second"), **still, init_from=str(tmp_path / "first"))
     first, second = (dict(snclr.load_encoder(tmp_path / name)[0].named_parameters()) for name in ("first", "second"))
     for name, value in first.items():
         assert torch.allclose(second[name], value, atol=1e-6), name
+    for text in (capsys.readouterr().err, (tmp_path / "second" / "train.log").read_text()):
+        assert text.count("initial weights: all") == 1
+
+
+def test_a_damaged_checkpoint_is_reported_once(tmp_path, monkeypatch, capsys):
+    saved = save_checkpoint(tmp_path, {"weights": torch.zeros(2)}, {}, step=1, keep=1)
+    (saved / "tensors.safetensors").write_bytes(b"")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in an evaluation, which has no log file
+    assert load_latest_checkpoint(tmp_path, "cpu") is None
+    assert capsys.readouterr().err.count("is damaged and is not used") == 1
 
 
 def test_bad_input_creates_no_run_directory(images, tmp_path):

@@ -142,7 +142,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     from snclr.data.read_check import unread_photos
     from snclr.data.sampler import steps_per_epoch
     from snclr.models.names import check_name
-    from snclr.train.config import fit_queue, require, resolve
+    from snclr.train.config import fit_queue, require_paths, resolve
     from snclr.train.load_run import config_for_resume
 
     if settings.get("resume"):
@@ -152,7 +152,7 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
                 raise no_run_to_resume(resumed.out)
         return ""
     resolved = resolve(settings, config)
-    require(resolved, ("data", "out"))
+    require_paths(resolved)
     check_data(resolved.data)
     run = RunDir(resolved.out)
     if not run.lock.is_held():  # else training raises the error, with the process that holds it

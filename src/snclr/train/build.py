@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import pkgutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,11 +29,9 @@ from snclr.train.config import PretrainConfig, fit_queue
 from snclr.train.optim import build_optimizer, scaled_lr
 from snclr.train.pretrain_task import PretrainTask
 
-_log = logging.getLogger("snclr")
-
 
 def build_task(
-    config: PretrainConfig, fabric: Any, *, init_from: str | None = None, resumed: bool = False, quiet: bool = True
+    config: PretrainConfig, fabric: Any, *, init_from: str | None = None, resumed: bool = False
 ) -> PretrainTask:
     """Open the images and build loader, method and optimizer on this rank's device; write no files.
 
@@ -49,6 +45,7 @@ def build_task(
     config = resolve_momentum(config, len(dataset))
     labels = dataset.labels
     ranks_per_machine = getattr(fabric.strategy, "num_processes", 1)  # each has its own cache
+    loaded: list[str] = []
     with raise_on_all_ranks():
         config = config if resumed else fit_queue(config, len(dataset))
         loader = ViewLoader(
@@ -62,7 +59,7 @@ def build_task(
         classes = None if labels is None or len(labels) == 0 else int(labels.max()) + 1
         method: Any = build_method(config, spec, classes, len(dataset))
         if init_from is not None:
-            initialize_encoders(method.encoders, spec, init_from, quiet=quiet)
+            loaded = initialize_encoders(method.encoders, spec, init_from)
         apply_memory_settings(method, config)
     method = synchronize_batch_norm(method.to(fabric.device)).train()
     for encoder in method.encoders:
@@ -72,7 +69,7 @@ def build_task(
     # Fabric does not clip the gradients that a fused optimizer would unscale.
     optimizer = optimizer_for(method, config, fused=fabric.device.type == "cuda" and config.precision != "16")
     wrapped, wrapped_optimizer = fabric.setup(method, optimizer)
-    return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer)
+    return PretrainTask(config, fabric, dataset, loader, spec, method, wrapped, wrapped_optimizer, loaded)
 
 
 def optimizer_for(method: Method, config: PretrainConfig, *, fused: bool = False) -> torch.optim.Optimizer:
@@ -179,14 +176,12 @@ def default_local_size(image_size: int) -> int:
     return max(8, round(image_size * 3 / 7 / step) * step)
 
 
-def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, source: str, *, quiet: bool) -> None:
-    """Load the weights of another run, a weights file or "pretrained" into every encoder; report what was loaded."""
+def initialize_encoders(encoders: Sequence[torch.nn.Module], spec: EncoderSpec, source: str) -> list[str]:
+    """Load the weights of another run, a weights file or "pretrained" into every encoder.
+
+    Return a line about what was loaded, and warnings.
+    """
     weights = read_weights(source, spec)
     for encoder in encoders:
         encoder.load_state_dict(weights.state)
-    loaded = f"initial weights: {weights.report}"
-    _log.info(loaded)
-    if not quiet:
-        for text in weights.warnings:
-            _log.warning(text)
-        print(loaded, *(f"warning: {text}" for text in weights.warnings), sep="\n", file=sys.stderr)
+    return [f"initial weights: {weights.report}", *(f"warning: {text}" for text in weights.warnings)]

@@ -321,9 +321,9 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     return PretrainConfig(**run_settings, method_config=method_config, given=frozenset(saved | given))
 
 
-def require(config: PretrainConfig, names: tuple[str, ...]) -> None:
+def require_paths(config: PretrainConfig) -> None:
     """Raise UserError if the images or the run directory are not given."""
-    for name in names:
+    for name in ("data", "out"):
         if not getattr(config, name):
             raise UserError(f"{name} is missing. Give the images (--data) and the run directory (--out).")
 

@@ -24,7 +24,7 @@ from snclr.methods.config import QueueConfig
 from snclr.runtime.device import limit_threads, math_settings
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_task
-from snclr.train.config import PretrainConfig, require, resolve
+from snclr.train.config import PretrainConfig, require_paths, resolve
 from snclr.train.load_run import config_for_resume
 from snclr.train.metrics import MetricsLog
 from snclr.train.pretrain_task import PretrainTask
@@ -62,7 +62,8 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
             "config and resume=True exclude each other: a run is resumed with its own settings. Omit config."
         )
     local = config_for_resume(settings) if settings.get("resume") else resolve(settings, config)
-    require(local, ("out",) if local.resume else ("data", "out"))
+    if not local.resume:  # a run may be on the disk of rank 0 only
+        require_paths(local)
     fabric = launch_run(local)
     shared = broadcast_object(local)  # the config of rank 0, since other nodes may not see the run directory
     with raise_on_all_ranks():
@@ -71,7 +72,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
                 raise no_run_to_resume(shared.out)
             if not quiet:  # job scripts rely on --resume starting a new run
                 print(f"no run in {shared.out}: starting a new one", file=sys.stderr)
-    require(shared, ("data", "out"))
+    require_paths(shared)
     if local.precision != shared.precision:
         raise UserError(
             f"rank {fabric.global_rank} was started with --precision {local.precision}, but the run uses"
@@ -93,7 +94,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
     # Rank 0 decides: other nodes need neither the run directory nor, when resuming, the initial weights.
     resumed = broadcast_object(config.resume and RunDir(config.out).has_checkpoints())
     # Check all input before creating the run directory, so that a typo leaves no files behind.
-    task = build_task(config, fabric, init_from=None if resumed else config.init_from, resumed=resumed, quiet=quiet)
+    task = build_task(config, fabric, init_from=None if resumed else config.init_from, resumed=resumed)
     config = task.config
     with (
         StopFlag() as stop,
@@ -169,6 +170,7 @@ def _train(task: PretrainTask, checkpoint: Checkpoint | None, stop: StopFlag, *,
                 f"\nwarning: --queue-length {config.queue_length} is more than the number of images: the queue holds"
                 " several features of an image, and it can be selected as a neighbor more than once"
             )
+    start_message = "\n".join([*task.initial_weights, start_message])
     _log.info(start_message)
     resume_step = None if checkpoint is None else checkpoint.step
     metrics = MetricsLog(run.path, resume_step=resume_step) if fabric.is_global_zero else None

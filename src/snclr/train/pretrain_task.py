@@ -61,6 +61,8 @@ class PretrainTask(LoaderTask):
     """The method wrapped by Fabric, for `no_backward_sync` and `clip_gradients`."""
     optimizer: Any
     """Wrapped by Fabric."""
+    initial_weights: list[str]
+    """What was loaded by --init-from, and warnings about it; empty without."""
 
     def __post_init__(self) -> None:
         self.run = RunDir(self.config.out)

@@ -273,7 +273,8 @@ def load_latest_checkpoint(
     """
 
     def warn(text: str) -> None:
-        _log.warning(text)
+        if _log.hasHandlers():  # without any, logging prints the text itself
+            _log.warning(text)
         if not quiet:
             print_wrapped(f"warning: {text}", sys.stderr)
 

@@ -36,7 +36,7 @@ def _short_training(settings: Mapping[str, Any], steps: int | None = None) -> It
     If a loss is not finite, the images of the step are listed in a temporary folder.
     """
     config = resolve({**settings, "out": f"{tempfile.gettempdir()}/snclr-plan-{os.getpid()}"})
-    task = build_task(config, launch_run(config))
+    task = build_task(config, launch_run(config), init_from=config.init_from)
     batches: Any = task.loader.batches(0, steps or task.total_steps)
     with (
         limit_threads(config.threads),

@@ -144,12 +144,11 @@ def plan_run(
 
     ranks = ranks_per_node(pick_device(run.device).partition(":")[0], run.devices) * run.nodes
     check_batch_size(run.batch_size, ranks)
-    share = {"batch_size": run.batch_size // ranks, "devices": "1", "nodes": 1}
+    rank_images = max(run.batch_size // ranks, 2)  # a batch norm that is alone needs two
+    share = {"batch_size": rank_images, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, seconds=MEASURE_SECONDS, quiet=quiet)
     seconds = cost["seconds_with_views"]
-    memory = count_memory(
-        run, images=run.batch_size // ranks, ranks=ranks, classes=data.classes, dataset_images=data.images
-    )
+    memory = count_memory(run, images=rank_images, ranks=ranks, classes=data.classes, dataset_images=data.images)
     tensor_mb = {name: size / 1e6 for name, size in memory.items()}
     probe = _probe({**run.to_dict(), **share}, probe_minutes, quiet) if probe_minutes else None
     return RunPlan(
