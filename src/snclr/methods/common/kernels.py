@@ -81,8 +81,7 @@ def _topk_of_rows(similarity: Tensor, k: int, block: int) -> tuple[Tensor, Tenso
     """Return the exact top-k of each row in two levels: the k largest are in the k blocks with the largest maxima."""
     rows, width = similarity.shape
     if block == width:
-        top_values, top_index = similarity.topk(k, dim=1)
-        return top_values, top_index
+        return similarity.topk(k, dim=1)
     blocks = similarity.view(rows, width // block, block)
     chosen = blocks.amax(dim=2).topk(k, dim=1, sorted=False).indices  # (rows, k)
     candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, block)).view(rows, k * block)
