@@ -208,7 +208,7 @@ class TwoWayMethod(MomentumMethod):
         """Exclude loops over tiles and communication with `torch.compiler.disable`: at most one graph break."""
 
     def scaled(self, values: Tensor, directions: int = 1) -> Tensor:
-        """Return the loss from the value of `direction`, or from the sum of both values (`directions` 2)."""
+        """Return the loss for the value of `direction`; with `directions` 2, `values` is the sum of both values."""
         return values
 
     def losses(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:

@@ -22,8 +22,6 @@ from snclr.methods.common.features import at_least_float32, autocast_disabled, l
 from snclr.methods.common.heads import Prototypes, mlp
 from snclr.methods.config import DINOConfig
 
-WARMUP_TEMPERATURE = 0.04
-
 
 class DINO(MomentumMethod):
     """The mean over all pairs of a teacher's view and another view of the student.
@@ -43,7 +41,7 @@ class DINO(MomentumMethod):
             output_dim=config.prototypes,
             student_temp=config.temperature,
             teacher_temp=config.teacher_temperature,
-            warmup_teacher_temp=min(WARMUP_TEMPERATURE, config.teacher_temperature),
+            warmup_teacher_temp=min(0.04, config.teacher_temperature),
             warmup_teacher_temp_epochs=config.teacher_warmup_epochs,
             center_momentum=config.center_momentum,
         )

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-_VIT_NAMES = ("vit", "deit", "beit", "eva")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -35,7 +33,7 @@ class Setup:
     @property
     def vit(self) -> bool:
         """Whether the encoder is a ViT, by its name: the settings are resolved without building the encoder."""
-        return self.encoder.startswith(_VIT_NAMES)
+        return self.encoder.startswith(("vit", "deit", "beit", "eva"))
 
 
 def paper_settings(method: str, setup: Setup) -> dict[str, Any]:

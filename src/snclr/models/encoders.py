@@ -28,7 +28,6 @@ from snclr.models.names import NARROW_RESNETS, NARROW_VITS, SHORT_VITS, TORCHVIS
 from snclr.models.vit import fix_positions, init_patch_projection, is_vit, vit_args
 
 STEMS = ("standard", "small", "half")
-IMAGE_SIZES = range(8, 4097)
 # Up to this image size the default stem is 3×3: the 7×7 stem with pooling reduces the resolution too much.
 SMALL_IMAGE = 64
 
@@ -98,7 +97,7 @@ def resolve_encoder(
     >>> spec.library, spec.stem, spec.num_features
     ('torchvision', 'small', 512)
     """
-    if type(image_size) is not int or image_size not in IMAGE_SIZES:
+    if type(image_size) is not int or not 8 <= image_size <= 4096:
         raise UserError(f"image_size must be a whole number from 8 to 4096, not {image_size!r}")
     if stem not in ("auto", *STEMS):
         raise UserError(f"stem must be one of auto, {', '.join(STEMS)}, not {stem!r}")

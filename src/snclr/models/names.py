@@ -1,4 +1,4 @@
-"""Names of encoders that are not those of timm, and the arguments of their models; without torch."""
+"""Names of encoders beside those of timm, and the arguments of their models; without torch."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def vit_args(
 def init_patch_projection(model: Any) -> None:
     """Initialize the patch embedding Xavier-uniform, as a linear layer on the pixels of a patch."""
     projection = model.patch_embed.proj
-    nn.init.xavier_uniform_(projection.weight.flatten(1))  # a view
+    nn.init.xavier_uniform_(projection.weight.flatten(1))  # a view, so the weight itself changes
     if projection.bias is not None:
         projection.bias.zero_()
 

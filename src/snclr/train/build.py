@@ -103,8 +103,7 @@ def build_method(
     `classes` is the number of classes in the data, None without labels; only a method that needs labels uses it.
     `images` is the number of images, for a method with a memory bank.
     """
-    needs_labels = config.method_config.needs_labels
-    if needs_labels and classes is None:
+    if config.method_config.needs_labels and classes is None:
         raise UserError(
             f"method {config.method} needs labels, and {config.data or 'the data'} has none. Use one folder per class,"
             " or choose another --method."

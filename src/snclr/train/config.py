@@ -310,8 +310,8 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):
         epochs, warmup = (known[name].check(values[name]) for name in ("epochs", "warmup_epochs"))
-        source = saved if {"epochs", "warmup_epochs"} <= saved.keys() else recipe.settings  # of the warm-up
-        is_shorter = epochs < known["epochs"].check(source["epochs"])
+        warmup_source = saved if {"epochs", "warmup_epochs"} <= saved.keys() else recipe.settings
+        is_shorter = epochs < known["epochs"].check(warmup_source["epochs"])
         values["warmup_epochs"] = min(warmup, epochs / 10) if is_shorter else warmup
     values |= {"recipe": recipe_name, "method": method}
 

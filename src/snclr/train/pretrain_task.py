@@ -36,8 +36,8 @@ COLLAPSE_ADVICE = (
     " --warmup-epochs, a higher --momentum, or a larger --batch-size"
 )
 PUSH_ADVICE = (
-    "fewer than half of the neighbors are pulled: their weights are below count × exp(−loss), so the loss pushes the"
-    " images away from them. Try --gamma pull, --gamma max or --neighbor-weights hard"
+    "fewer than half of the neighbors are pulled: the weights of the others are below count × exp(−loss), so the loss"
+    " pushes the images away from them. Try --gamma pull, --gamma max or --neighbor-weights hard"
 )
 NONFINITE_ADVICE = (
     "The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"

@@ -40,7 +40,10 @@ class AgreementGate(nn.Module):
         return agreed / max(found, 1)
 
     def is_open(self, epoch: int) -> bool:
-        """Return whether neighbors enter the loss in this epoch. Changes nothing: the step may still be refused."""
+        """Return whether neighbors enter the loss in this epoch.
+
+        It changes nothing: a step whose loss is not finite ends the run before `add` counts it.
+        """
         return epoch > 0 and self.agreement_before(epoch) >= self.minimum
 
     def closed_note(self) -> str | None:

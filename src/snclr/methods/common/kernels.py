@@ -22,7 +22,7 @@ _TOPK_MIN_ROWS = 16
 # Columns per block of the two-level top-k: narrow blocks leave fewer candidates, wide blocks fewer block maxima.
 _TOPK_BLOCK = 64
 # Rows and keys per tile of `logsumexp`: 8 MB in float32, which fits a CPU's cache. A GPU computes fewer, larger tiles
-# (128 MB), because every operation on a tile is a kernel to launch.
+# (128 MB), because every operation on a tile is a kernel to launch. Other devices than the CPU have the tile of GPUs.
 _LSE_TILE = {"cpu": (1024, 2048)}
 _LSE_GPU_TILE = (1024, 32768)
 
@@ -161,11 +161,10 @@ def logsumexp(z: Tensor, key_sets: Sequence[Keys], tau: float) -> Tensor:
 class _StreamingLogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, key_sets: tuple[Keys, ...], tau: float) -> Tensor:
-        wants_gradient = ctx.needs_input_grad[0]
         scaled = z.detach() / tau
         maximum = scaled.new_full((len(z), 1), -torch.inf)
         total = scaled.new_zeros(len(z), 1)
-        weighted_sum = torch.zeros_like(scaled) if wants_gradient else None
+        weighted_sum = torch.zeros_like(scaled) if ctx.needs_input_grad[0] else None
         tile_rows, tile_keys = _LSE_TILE.get(z.device.type, _LSE_GPU_TILE)
         longest = max(len(key_set) for key_set in key_sets)
         buffer = scaled.new_empty(min(tile_rows, len(z)), min(tile_keys, longest))

@@ -129,8 +129,7 @@ class NeighborQueue(nn.Module):
             raise UserError("push takes search_features if the queue has a search_dim, and only then")
         kept = slice(max(0, len(ids) - self.capacity), None)  # of a batch longer than the queue, keep the end
         features = l2_normalize(features[kept])
-        dropped = len(ids) - len(features)
-        slots = (self.position + dropped + torch.arange(len(features), device=self.ids.device)) % self.capacity
+        slots = (self.position + torch.arange(len(ids), device=self.ids.device)[kept]) % self.capacity
         self.features[slots] = features.to(self.features)
         if self.search_features is not None and search_features is not None:
             self.search_features[slots] = l2_normalize(search_features[kept]).to(self.search_features)

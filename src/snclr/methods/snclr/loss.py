@@ -193,6 +193,7 @@ def weighted_loss(logits: NeighborLogits, w: Tensor, *, form: str, sides: str, p
     if form == "outside":
         neighbor_nll = torch.where(mask, denominator[:, None] - neighbors, 0.0)
         rows = denominator - positive.squeeze(1) + (w * neighbor_nll).sum(dim=1)
+        # The gradient with respect to a neighbor's logit is count · p_i · (1 + Σ w) − w_i; negative pulls.
         threshold = (1 + w.sum(dim=1, keepdim=True)) * (neighbors - denominator[:, None]).detach().exp()
     else:
         is_positive = (w > 0) & mask
@@ -288,7 +289,7 @@ class SoftNeighborLoss(nn.Module):
             return self.combine(logits, w, neighbors, sides)
 
     def weights(self, y1: Tensor, neighbors: Neighbors) -> Tensor:
-        """Return the positiveness w (N, K) of the neighbors of normalized y1 (N, D)."""
+        """Return the positiveness w (N, K) of the neighbors of normalized y1 (N, D), which are entries of the queue."""
         candidates = self.queue.candidates
         if len(candidates) == 0:
             return torch.zeros_like(neighbors.similarity)

@@ -15,7 +15,7 @@ from snclr.data.info import DatasetInfo, inspect_dataset
 from snclr.data.read_check import check_images, unread_photos
 from snclr.data.sampler import steps_per_epoch
 from snclr.errors import UserError, count
-from snclr.methods.config import METHODS
+from snclr.methods.config import QueueConfig
 from snclr.train.config import PretrainConfig, fit_queue, resolve
 
 HELPFUL_AGREEMENT = 0.5
@@ -96,7 +96,6 @@ class RunPlan:
     """Unreadable images among these, with the reasons."""
     unread_photos: str = ""
     """Photographs of formats that are not read, e.g. HEIC."""
-
     stem_advice: str = ""
     """A faster stem, if the default stem of a ResNet is a slow one."""
 
@@ -214,14 +213,13 @@ def _stem_advice(run: PretrainConfig) -> str:
 
 
 def _plan_queue(config: PretrainConfig, data: DatasetInfo, megabytes: float) -> QueuePlan | None:
-    used = METHODS[config.method].setting_names()
-    if "queue_length" not in used:
+    method = config.method_config
+    if not isinstance(method, QueueConfig):
         return None
-    both_views = config.push == "both" if "push" in used else "symmetric" in used and config.symmetric
-    pushed_per_epoch = data.images * (2 if both_views else 1)
-    epochs = config.queue_length / pushed_per_epoch
+    both_views = getattr(method, "push", "one") == "both" or getattr(method, "symmetric", False)
+    epochs = method.queue_length / (data.images * (2 if both_views else 1))
     share = min(1.0, epochs)
     return QueuePlan(
-        config.queue_length, megabytes, epochs, share, config.neighbors if "neighbors" in used else None,
+        method.queue_length, megabytes, epochs, share, getattr(method, "neighbors", None),
         None if data.same_class is None else data.same_class * data.images * share,
     )  # fmt: skip
