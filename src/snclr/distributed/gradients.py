@@ -115,13 +115,13 @@ class GradientAverager:
             self._sent += 1
 
 
-class RankStrategy(DDPStrategy):
+class RankStrategy(DDPStrategy, _BackwardSyncControl):
     """One rank per device; `fabric.backward` returns when every gradient is the mean over the ranks."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.averagers: dict[nn.Module, GradientAverager] = {}
-        self._backward_sync_control = _PauseAveraging(self)
+        self._backward_sync_control = self
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # DDPStrategy's wraps it
         """Average the gradients of `module`, which is not wrapped."""
@@ -134,15 +134,9 @@ class RankStrategy(DDPStrategy):
         for averager in self.averagers.values():
             averager.finish()
 
-
-class _PauseAveraging(_BackwardSyncControl):
-    """The pause of the averaging behind `fabric.no_backward_sync`."""
-
-    def __init__(self, strategy: RankStrategy) -> None:
-        self._strategy = strategy
-
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        return self._strategy.averagers[module].paused() if enabled else nullcontext()
+        """Do not average within the block if `enabled`; called by `fabric.no_backward_sync`."""
+        return self.averagers[module].paused() if enabled else nullcontext()
 
 
 def _split_into_buckets(parameters: Iterator[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:

@@ -60,27 +60,21 @@ def math_settings(device: torch.device | str, *, tf32: bool, deterministic: bool
     Otherwise cuDNN measures which of its convolutions is the fastest.
     """
     backends: Any = torch.backends
-    wanted = []
-    if torch.device(device).type == "cuda":
-        wanted = [*_tf32_settings(tf32), (backends.cudnn, "benchmark", not deterministic)]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
-    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    attention: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    for owner, name, value in wanted:
-        setattr(owner, name, value)
-    if deterministic:
-        # cuBLAS reads it before its first product; with fixed workspaces its sums have one order.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        # Of the fused attention kernels, only flash attention has a deterministic backward pass.
-        attention = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
-    try:
-        with attention:
-            yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
-        torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+    with contextlib.ExitStack() as stack:
+        if torch.device(device).type == "cuda":
+            for owner, name, value in [*_tf32_settings(tf32), (backends.cudnn, "benchmark", not deterministic)]:
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+        if deterministic:
+            # cuBLAS reads it before its first product; with fixed workspaces its sums have one order.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            before = torch.are_deterministic_algorithms_enabled()
+            warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+            stack.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            # Of the fused attention kernels, only flash attention has a deterministic backward pass.
+            stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]))
+        yield
 
 
 def _tf32_settings(tf32: bool) -> list[tuple[Any, str, Any]]:
