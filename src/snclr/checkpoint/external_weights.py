@@ -27,7 +27,7 @@ from snclr.models.encoders import EncoderSpec, build_encoder, resolve_encoder, s
 from snclr.runtime.results import Result
 
 PRETRAINED = "pretrained"
-"""Instead of a path: the weights that torchvision or timm publish for the encoder."""
+"""Instead of a path: the weights that torchvision or timm publish for the encoder; ./pretrained is a file or folder."""
 _CONTAINERS = ("state_dict", "model", "model_state_dict")
 """Keys of a checkpoint under which its state dict is stored."""
 _PREFIX = r"(?:(?:module|_orig_mod|model|encoder|base_encoder|encoder_q|online_encoder|backbone)\.)*"
@@ -51,7 +51,7 @@ class ExternalWeights:
 
 def read_weights(path: str | Path, spec: EncoderSpec) -> ExternalWeights:
     """Return the weights of a run directory, a file or `PRETRAINED` for an encoder of `spec`, or raise a UserError."""
-    pretrained, path = is_pretrained(path), Path(path)
+    pretrained, path = str(path) == PRETRAINED, Path(path)
     description: object = None  # of the encoder, if snclr wrote the weights
     notes = []
     if pretrained:
@@ -88,11 +88,6 @@ def read_weights(path: str | Path, spec: EncoderSpec) -> ExternalWeights:
     prefix = _find_prefix(tensors, expected, path, spec)
     state, ignored = _select(tensors, prefix, expected, path, spec)
     return ExternalWeights(state, _report(path, len(state), prefix, ignored), tuple(notes))
-
-
-def is_pretrained(path: str | Path) -> bool:
-    """Return whether `path` stands for the library's pretrained weights; ./pretrained is a file or folder."""
-    return str(path) == PRETRAINED
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,13 @@ class DatasetInfo:
 
 def inspect_dataset(data: str) -> DatasetInfo:
     """Open the training images and count them and their classes."""
-    import numpy as np
-
     from snclr.data.datasets.base import open_dataset
-    from snclr.data.labels import chance_levels
+    from snclr.data.labels import chance_levels, class_sizes
 
     if not data:
         raise UserError("data is missing. Give the images to train on.")
     dataset = open_dataset(data, split="train", download=True)
-    classes = 0 if dataset.labels is None else len(np.unique(dataset.labels[dataset.labels >= 0]))
+    classes = 0 if dataset.labels is None else len(class_sizes(dataset.labels))
     chance = chance_levels(dataset.labels)
     return DatasetInfo(dataset_name(data), len(dataset), dataset.fingerprint(), classes or None, chance)
 

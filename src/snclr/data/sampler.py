@@ -34,13 +34,16 @@ class ViewKey(NamedTuple):
     view: int
 
 
+@functools.lru_cache(maxsize=2)  # consecutive steps need the same epoch, or the next one
 def epoch_order(length: int, seed: int, epoch: int) -> Ids:
-    """Return the permutation (length,) of one epoch.
+    """Return the permutation (length,) of one epoch, read-only.
 
     >>> epoch_order(5, seed=0, epoch=0).tolist() != epoch_order(5, seed=0, epoch=1).tolist()
     True
     """
-    return _shuffled(length, seed, epoch, ORDER)
+    order = _shuffled(length, seed, epoch, ORDER)
+    order.setflags(write=False)
+    return order
 
 
 def windowed_order(
@@ -93,7 +96,7 @@ def batch_ids(
     (1, 4)
     """
     epoch, step_in_epoch = divmod(step, steps_per_epoch(length, batch_size))
-    permutation = cached_epoch_order(length, seed, epoch) if order is None else order(seed, epoch)
+    permutation = epoch_order(length, seed, epoch) if order is None else order(seed, epoch)
     return epoch, permutation[step_in_epoch * batch_size : (step_in_epoch + 1) * batch_size]
 
 
@@ -102,14 +105,6 @@ def with_replacements(index: int, length: int, seed: int, epoch: int, *, tries: 
     yield index
     for number in uniforms(seed, epoch, np.array([index]), REPLACEMENT, tries)[0]:
         yield int(number * length)
-
-
-@functools.lru_cache(maxsize=2)  # consecutive steps need the same epoch, or the next one
-def cached_epoch_order(length: int, seed: int, epoch: int) -> Ids:
-    """Return `epoch_order`, read-only."""
-    order = epoch_order(length, seed, epoch)
-    order.setflags(write=False)
-    return order
 
 
 def uniforms(seed: int, epoch: int, ids: Ids, view: int, places: int) -> npt.NDArray[np.float64]:

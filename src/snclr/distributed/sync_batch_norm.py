@@ -83,7 +83,7 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dims, shape = _reduced_dims(x), _channel_shape(x)
+        dims, shape = _dims_and_shape(x)
         values = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision would lose small terms of the sums
         variance, mean = torch.var_mean(values, dims, correction=0)
         local_count = values.new_full((1,), x.numel() // x.shape[1])
@@ -106,7 +106,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         normalized, weight, inverse, count = ctx.saved_tensors
         gradient = gradients[0].to(normalized.dtype)
-        dims, shape = _reduced_dims(gradient), _channel_shape(gradient)
+        dims, shape = _dims_and_shape(gradient)
         sum_g, sum_gx = gradient.sum(dims), (gradient * normalized).sum(dims)
         mean_g, mean_gx = (all_reduce_sum(torch.cat([sum_g, sum_gx])) / count).chunk(2)
         scale = inverse if weight is None else inverse * weight
@@ -156,11 +156,6 @@ def _dense(x: Tensor) -> Tensor:
     return x if channels_last else x.contiguous()
 
 
-def _reduced_dims(x: Tensor) -> list[int]:
-    """Return all dims except that of the channels."""
-    return [0, *range(2, x.ndim)]
-
-
-def _channel_shape(x: Tensor) -> tuple[int, ...]:
-    """Return the shape that broadcasts (C,) over x (N, C, ...)."""
-    return (1, x.shape[1], *(1,) * (x.ndim - 2))
+def _dims_and_shape(x: Tensor) -> tuple[list[int], tuple[int, ...]]:
+    """Return all dims of x (N, C, ...) except that of the channels, and the shape that broadcasts (C,) over x."""
+    return [0, *range(2, x.ndim)], (1, x.shape[1], *(1,) * (x.ndim - 2))

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from snclr.data.datasets.base import ArrayDataset, ImageDataset, Labels
 from snclr.data.decode import BadImage
 from snclr.data.loader import Skip
-from snclr.data.sampler import Ids, ViewKey, cached_epoch_order
+from snclr.data.sampler import Ids, ViewKey, epoch_order
 from snclr.data.transforms.views import PLAIN_VIEW, TRAIN_CROP, crop_views, normalize
 from snclr.data.workers import copy_ahead, read_items
 from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_on_all_ranks, rank_and_size
@@ -90,7 +90,7 @@ class BatchPlan:
         start, stop, last = self._chunks[number]
         if self.epochs is None:
             return Request(self.ids[start:stop], None, last)
-        return Request(self.ids[cached_epoch_order(len(self.ids), self.seed, epoch)[start:stop]], epoch, last)
+        return Request(self.ids[epoch_order(len(self.ids), self.seed, epoch)[start:stop]], epoch, last)
 
 
 class Chunk(NamedTuple):

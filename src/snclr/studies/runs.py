@@ -206,10 +206,10 @@ def _non_default(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _weights_digest(path: str) -> str:
     """Return the digest of the initial weights, which identifies them independently of their path."""
-    from snclr.checkpoint.external_weights import is_pretrained
+    from snclr.checkpoint.external_weights import PRETRAINED
     from snclr.checkpoint.run_dir import RunDir
 
-    if is_pretrained(path):
+    if path == PRETRAINED:
         return path
     file = RunDir(path).encoder_weights if Path(path).is_dir() else Path(path)
     if not file.is_file():

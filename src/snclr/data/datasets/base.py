@@ -14,7 +14,7 @@ import numpy as np
 
 from snclr.data.decode import RGBImage, decode
 from snclr.data.labels import Labels as Labels
-from snclr.data.sampler import Ids, cached_epoch_order
+from snclr.data.sampler import Ids, epoch_order
 from snclr.data.validation_split import split_part
 from snclr.errors import UserError, did_you_mean, similar_path
 from snclr.io.hashing import sha256_bytes, sha256_text
@@ -46,7 +46,7 @@ class ImageDataset(ABC):
 
     def epoch_order(self, seed: int, epoch: int) -> Ids:
         """Return the permutation (n,) of one epoch; a dataset with expensive random access has its own."""
-        return cached_epoch_order(len(self), seed, epoch)
+        return epoch_order(len(self), seed, epoch)
 
     def file(self, index: int) -> Path | None:
         """Return the file of an image, or None if it does not have a file of its own."""
@@ -79,8 +79,7 @@ class ArrayDataset(ImageDataset):
 
     def load(self, index: int, min_side: int | None = None) -> RGBImage:
         """Return one image, uint8 (H, W, 3); `min_side` has no effect."""
-        image: RGBImage = self.images[index]
-        return image
+        return self.images[index]
 
     def key(self, index: int) -> str:
         """Return e.g. `demo/train/12`."""

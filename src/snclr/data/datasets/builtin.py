@@ -44,8 +44,7 @@ def open_demo(split: str = "train") -> ArrayDataset:
 def _cut(sheet: RGBImage) -> RGBImage:
     """Cut a sheet (rows * 32, columns * 32, 3) into its images (n, 32, 32, 3), row by row."""
     grid = sheet.reshape(sheet.shape[0] // _SIDE, _SIDE, sheet.shape[1] // _SIDE, _SIDE, 3)
-    images: RGBImage = grid.swapaxes(1, 2).reshape(-1, _SIDE, _SIDE, 3)
-    return images
+    return grid.swapaxes(1, 2).reshape(-1, _SIDE, _SIDE, 3)
 
 
 def open_builtin(name: str, *, split: str = "train", root: Path | None = None, download: bool = False) -> ImageDataset:

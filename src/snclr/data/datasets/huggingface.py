@@ -153,8 +153,6 @@ def _find_columns(features: Any, spec: Spec) -> tuple[str, str | None]:
     """Return the image column and the label column (or None): those of the spec, or by their types and names."""
     datasets = _library()
     name, image, label = spec.text, spec.options.get("image"), spec.options.get("label")
-    if features is None:
-        raise UserError(f"{name} has no column types; use another format, such as parquet")
     for column in (image, label):
         if column is not None and column not in features:
             raise UserError(f"{name} has no column {column!r}; it has {', '.join(features)}")

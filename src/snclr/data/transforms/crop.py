@@ -109,8 +109,7 @@ def _axis_matrices(start: Boxes, length: Boxes, inside: int, outside: int) -> Fl
     """
     if inside**3 * outside > _TABLE_NUMBERS:
         return _compute_matrices(start, length, inside, outside)
-    every: Floats = _all_matrices(inside, outside)[start * inside + length - 1]
-    return every
+    return _all_matrices(inside, outside)[start * inside + length - 1]
 
 
 @functools.lru_cache(maxsize=2)

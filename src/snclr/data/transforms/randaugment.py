@@ -30,18 +30,16 @@ def _affine(
 
     pixels = [round(part * x.shape[-1]) for part in translate]
     degrees = [math.degrees(math.atan(part)) for part in shear]
-    moved: Tensor = functional.affine(
+    return functional.affine(
         x, angle=angle, translate=pixels, scale=1.0, shear=degrees, interpolation=InterpolationMode.BILINEAR,
         fill=[124.0, 116.0, 104.0], center=center,
     )  # fmt: skip
-    return moved
 
 
 def _library(name: str, x: Tensor, *arguments: float) -> Tensor:
     from torchvision.transforms.v2 import functional
 
-    changed: Tensor = getattr(functional, name)(x, *arguments)
-    return changed
+    return getattr(functional, name)(x, *arguments)
 
 
 OPERATIONS: dict[str, Operation] = {

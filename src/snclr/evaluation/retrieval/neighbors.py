@@ -112,7 +112,7 @@ def pick_queries(features: Features, count: int, *, seed: int = 0) -> torch.Tens
     if features.labels is not None:
         by_class, turn = sort_by_class(labels := features.labels.numpy(), order)
         order = by_class[np.lexsort((labels[by_class], turn, labels[by_class] < 0))]
-    return torch.from_numpy(order[:count])
+    return torch.tensor(order[:count])  # a copy: the order may be read-only
 
 
 def _open_data(run: Path, data: str | None, *, required: bool) -> ImageDataset | None:
