@@ -15,10 +15,13 @@ import snclr
 from snclr import UserError
 from snclr.checkpoint.format import latest_checkpoint, save_checkpoint
 from snclr.data.loader import Batch, ViewLoader
+from snclr.runtime.progress import Progress
 from snclr.train import pretrain_task
-from snclr.train.build import build_method, encoder_spec
+from snclr.train.build import build_method, build_task, encoder_spec
+from snclr.train.config import resolve
 from snclr.train.load_run import load_trained_method
 from snclr.train.metrics import read_metrics
+from snclr.train.pretrain import launch_run
 from snclr.train.trainer import load_latest_checkpoint
 from tests.helpers.noise_images import write_noise
 from tests.helpers.state_digest import digest
@@ -216,6 +219,18 @@ def test_a_damaged_checkpoint_is_reported_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in an evaluation, which has no log file
     assert load_latest_checkpoint(tmp_path, "cpu") is None
     assert capsys.readouterr().err.count("is damaged and is not used") == 1
+
+
+def test_only_the_rank_with_a_log_file_reports_a_warning(images, tmp_path, monkeypatch, capsys):
+    """Every rank measures the same values; another rank than 0 is quiet and has no log file."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(pretrain_task, "collapsed", lambda values, max_rank: True)
+    settings = {name: value for name, value in TINY.items() if name != "quiet"}
+    config = resolve({"data": images, "out": str(tmp_path / "run"), **settings})
+    task = build_task(config, launch_run(config))
+    with Progress("pretrain", 1, quiet=True) as task.progress:
+        assert task.step(next(task.batches(0)), log=True)["collapsed"]
+    assert "collapsed" not in capsys.readouterr().err
 
 
 def test_bad_input_creates_no_run_directory(images, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,7 +28,7 @@ from snclr.train.health import PURITY_IN_TRAINING, collapsed, health
 from snclr.train.metrics import MetricsLog
 from snclr.train.optim import scaled_lr
 from snclr.train.schedule import cosine, warmup_cosine
-from snclr.train.trainer import LoaderTask, check_finite
+from snclr.train.trainer import LoaderTask, check_finite, log_warning
 
 COLLAPSE_ADVICE = (
     "the features have collapsed: the encoder maps all images to nearly the same feature. Try a lower --lr, a longer"
@@ -43,7 +42,6 @@ NONFINITE_ADVICE = (
     "The last checkpoint is intact: start another run from its weights (--init-from) or from scratch, with a lower"
     " --lr, --clip-gradient 1 or --precision 32."
 )
-_log = logging.getLogger("snclr")
 
 
 @dataclass
@@ -177,7 +175,7 @@ class PretrainTask(LoaderTask):
     def _warn(self, step: int, advice: str) -> None:
         text = f"warning: step {step + 1}: {advice}"
         self.progress.print(text)
-        _log.warning(text)
+        log_warning(text)
 
     def display(self, step: int, values: Mapping[str, Any]) -> dict[str, str]:
         """Return the values shown beside the progress bar."""

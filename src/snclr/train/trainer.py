@@ -273,8 +273,7 @@ def load_latest_checkpoint(
     """
 
     def warn(text: str) -> None:
-        if _log.hasHandlers():  # without any, logging prints the text itself
-            _log.warning(text)
+        log_warning(text)
         if not quiet:
             print_wrapped(f"warning: {text}", sys.stderr)
 
@@ -288,6 +287,12 @@ def load_latest_checkpoint(
     if shared is None:
         return None
     return replace(shared, tensors=broadcast_tensors(None if found is None else found.tensors, torch.device(device)))
+
+
+def log_warning(text: str) -> None:
+    """Write a warning to train.log, which rank 0 of a run has open; without a handler, logging would print it."""
+    if _log.hasHandlers():
+        _log.warning(text)
 
 
 def check_finite(
