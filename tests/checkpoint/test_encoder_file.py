@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_printed_snippets_load_the_weights_without_snclr(runs, tmp_path):
         prepared = {photo: f"preprocess(Image.open({str(tmp_path / photo)!r}))" for photo in photos}
         lines += [f"results['{case}-{photo}'] = encoder({code})" for photo, code in prepared.items()]
         if spec.stem == "standard":
-            call = loading_snippet(spec, folder).split("# or, with timm 1.0.26 or newer: ")[1].splitlines()[0]
+            call = loading_snippet(spec, folder).split("# or, with timm 1.0.26 or newer:\n# ")[1].splitlines()[0]
             lines += ["import timm", f"results[{case!r} + '-local-dir'] = {call}.eval()(images)"]
     lines.append("assert not any(name.split('.')[0] == 'snclr' for name in sys.modules)")
     lines.append(f"torch.save({{key: value.detach() for key, value in results.items()}}, {str(tmp_path / 'out.pt')!r})")
@@ -89,6 +90,11 @@ def test_printed_snippets_load_the_weights_without_snclr(runs, tmp_path):
     assert local_dirs == {"resnet18-standard", "tiny-standard", "vit-12-heads"}
     for key, result in results.items():
         torch.testing.assert_close(result, runs[key.removesuffix("-local-dir")][4], rtol=0, atol=1e-6, msg=key)
+
+
+def test_the_snippet_fits_a_terminal_of_80_columns(runs):
+    for name, (_, _, spec, _, _) in runs.items():
+        assert max(map(len, loading_snippet(spec, Path("runs/photos")).splitlines())) <= 80, name
 
 
 def test_timm_refuses_a_low_resolution_stem(runs):

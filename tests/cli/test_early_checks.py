@@ -1,6 +1,7 @@
 """Bad values and typed paths are reported before torch is imported, so also at once when the output is piped."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import snclr
 from snclr.api import early_checks
 from snclr.api.early_checks import check_data, check_device
+from snclr.checkpoint.run_dir import RunDir
 from snclr.data.datasets.base import check_spec, open_dataset
 from snclr.errors import UserError, similar_path
 from snclr.models.names import check_name
@@ -54,6 +56,8 @@ MISTAKES = {
     "knn {run} --temperature 0": "--temperature must be above 0, not 0",
     "knn {run} --data {typo}": "(did you mean '{images}'?)",
     "knn {run} --test {typo}": "(did you mean '{images}'?)",
+    "knn {run} --data {images}/red": "the training images ({images}/red) have no labels. To label them, put the images",
+    "fewshot {run} --test {images}/red": "the test images ({images}/red) have no labels",
     "linear {run} --epochs 0": "--epochs must be at least 1, not 0",
     "linear {run} --lr -1": "--lr must be above 0, not -1",
     "finetune {run} --batch-size 0": "--batch-size must be at least 1, not 0",
@@ -95,6 +99,7 @@ MISTAKES = {
     "curate {run} --out /proc/x.txt": "cannot write /proc/x.txt",
     "import none.pth --encoder resnet18 --out {tmp}/i": "there is no none.pth",
     "compare --data {images} --out /proc/x": "cannot write /proc/x",
+    "compare --data {images} --out {tmp}/c --seeds 0": "--seeds 0 gives no seed. Give a number of seeds (3) or",
     "compare --data {images} --out {tmp}/c --methods snclrr": "there is no method 'snclrr' (did you mean 'snclr'?)",
     "export {run} --to tim": "there is no format 'tim' (did you mean 'timm'?)",
     "knn {runs}": "{runs} is a folder of runs. Give one of them: run.",
@@ -133,6 +138,16 @@ def test_mistakes_are_reported_without_torch(run, images, tmp_path):
         assert exit_code == 2, (command, error)
         assert message.format(**names) in error, (command, error)
         assert not has_torch, command
+
+
+def test_a_run_directory_in_use_is_reported_early(images, tmp_path):
+    settings = {"data": str(images), "out": str(tmp_path / "run"), "batch_size": 8, "neighbors": 5}
+    with (
+        RunDir.create(tmp_path / "run"),
+        pytest.raises(UserError, match=f"in use by a running job: process {os.getpid()}"),
+    ):
+        early_checks.check_pretrain(settings, None)
+    early_checks.check_pretrain(settings, None)
 
 
 def test_the_device_is_checked_without_torch_if_there_is_no_driver_of_a_gpu(monkeypatch):

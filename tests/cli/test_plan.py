@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -148,6 +149,12 @@ def test_a_plan_starts_from_the_given_weights(images, tmp_path):
 def test_slow_steps_end_the_measurement(images, monkeypatch):
     monkeypatch.setattr("snclr.train.planning.run_plan.MEASURE_SECONDS", 0.0)
     assert plan(steps=10, data=str(images), **SMALL, probe_minutes=0).tried_steps == 1
+
+
+def test_a_rate_below_one_image_per_second_is_not_printed_as_zero(images, capsys):
+    found = plan(steps=1, data=str(images), **SMALL, probe_minutes=0)
+    show_plan(replace(found, images_per_second=0.345))
+    assert "at 0.34 images/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,33 @@ def test_a_slow_rate_is_seconds_per_item() -> None:
     assert "26.8 s per step" in progress.facts()
 
 
+def test_a_bar_says_how_long_it_waits_for_an_update(terminal: tuple[Terminal, int]) -> None:
+    stream, _ = terminal
+    clock = Clock()
+    with Progress("measuring", 2, unit="steps", stream=stream, clock=clock) as progress:
+        clock.now += 34
+        progress._refresh()
+        assert stream.screen()[-1] == "  started 34 s ago"
+        progress.update(1)
+        assert "ago" not in "".join(stream.screen())
+        clock.now += 40
+        progress._refresh()
+        assert stream.screen()[-1] == "  last update 40 s ago"
+        progress.update(1)
+        clock.now += 40
+    assert "ago" not in "".join(stream.screen())
+
+
+def test_a_log_names_the_job_whose_first_line_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    monkeypatch.setattr("snclr.runtime.progress._LOG_SECONDS", 1.0)
+    with StatusLine("snclr plan", log=True):
+        set_status("building resnet18")
+        with Progress("measuring", 10, unit="steps"):
+            time.sleep(1.5)
+    assert log.getvalue() == "snclr plan: measuring · 1 s\n"
+
+
 def test_ctrl_c_is_answered_below_the_bar(terminal: tuple[Terminal, int], monkeypatch: pytest.MonkeyPatch) -> None:
     stream, _ = terminal
     monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)

@@ -47,6 +47,26 @@ def checked_session(
     return open_session(run, **options)
 
 
+def labeled_session(
+    run: str | Path, data: str | Path | None, test: str | Path | None, **options: Unpack[EncodingOptions]
+) -> AbstractContextManager[Session]:
+    """Open the session of an evaluation with labels, as `checked_session`, after a check of the labels.
+
+    A folder with subfolders, shards and named datasets may be large or remote: their labels are checked later.
+    """
+    check_run_and_data(run, data, test, device=options.get("device"), precision=options.get("precision", "32"))
+    if not _has_other_ranks():
+        from snclr.data.datasets.base import open_dataset
+        from snclr.data.datasets.folder import require_labels
+
+        for spec, part in ((data or _training_data(run), "training"), (test, "test")):
+            path = Path(spec or "").expanduser()
+            has_subfolders = path.is_dir() and next(os.walk(path), ("", [], []))[1]
+            if _is_folder_or_list(spec) and not has_subfolders:
+                require_labels(open_dataset(str(spec), split="train"), part)
+    return checked_session(run, **options)
+
+
 def check_data(*data: str | Path | None) -> None:
     """Raise UserError if nothing is found for data that was given."""
     if not _has_other_ranks():
@@ -68,20 +88,15 @@ def check_query(run: str | Path, image: str | Path, data: str | None = None, *, 
     path = Path(image).expanduser()
     if _has_other_ranks() or path.is_dir():
         return
-    from snclr.checkpoint.run_dir import RunDir
     from snclr.data.datasets.base import open_dataset
-    from snclr.data.datasets.builtin import BUILTIN
     from snclr.evaluation.retrieval.queries import load_query, open_queries
-    from snclr.train.config import read_config
 
     if path.is_file():
         load_query(image, open_queries(image))
         return
-    config = RunDir(run).config
-    if data is None and config.is_file():
-        data = read_config(config).get("data")
-    if isinstance(data, str) and data.lower() not in ("demo", *BUILTIN) and _is_folder_or_list(Path(data).expanduser()):
-        load_query(image, open_queries(image, open_dataset(data, split=split or "train")))
+    data = data or _training_data(run)
+    if _is_folder_or_list(data):
+        load_query(image, open_queries(image, open_dataset(str(data), split=split or "train")))
 
 
 def check_numbers(allowed: Range, **values: float | None) -> None:
@@ -155,13 +170,14 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     require_paths(resolved)
     check_data(resolved.data)
     run = RunDir(resolved.out)
-    if not run.lock.is_held():  # else training raises the error, with the process that holds it
-        run.check_free(resume=False, overwrite=resolved.overwrite)
+    if run.lock.is_held():
+        raise run.in_use()
+    run.check_free(resume=False, overwrite=resolved.overwrite)
     check_name(resolved.encoder)
     check_weights(resolved.init_from)
     check_device(resolved.device, resolved.precision)
     check_folder(resolved.out)
-    if _is_folder_or_list(Path(resolved.data).expanduser()):  # enough images for the batch size and K?
+    if _is_folder_or_list(resolved.data):  # enough images for the batch size and K?
         images = len(open_dataset(resolved.data, split="train"))
         fit_queue(resolved, images)
         steps_per_epoch(images, resolved.batch_size)
@@ -178,10 +194,24 @@ def check_weights(weights: str | Path | None) -> None:
         )
 
 
-def _is_folder_or_list(path: Path) -> bool:
-    """Return whether the path is a folder of images or a list."""
+def _training_data(run: str | Path) -> str | None:
+    """Return the --data of a run, None for a folder of weights."""
+    from snclr.checkpoint.run_dir import RunDir
+    from snclr.train.config import read_config
+
+    config = RunDir(run).config
+    data = read_config(config).get("data") if config.is_file() else None
+    return data if isinstance(data, str) else None
+
+
+def _is_folder_or_list(data: str | Path | None) -> bool:
+    """Return whether the data are a folder of images or a list."""
+    from snclr.data.datasets.builtin import BUILTIN
     from snclr.data.shards.open import is_shard_folder
 
+    if not data or str(data).lower() in ("demo", *BUILTIN):
+        return False
+    path = Path(data).expanduser()
     return path.is_file() or (path.is_dir() and not is_shard_folder(path))
 
 

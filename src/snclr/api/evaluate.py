@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snclr.api.early_checks import check_numbers, checked_session
+from snclr.api.early_checks import check_numbers, labeled_session
 from snclr.api.options import EncodingOptions, RankOptions, with_options
 from snclr.evaluation.results import DetectResult, FewShotResult, FinetuneResult, KnnResult, LinearResult
 from snclr.runtime.settings import Range
@@ -44,7 +44,7 @@ def knn(
     """
     check_numbers(Range(ge=1), k=None if k == "auto" else k)
     check_numbers(Range(gt=0), temperature=temperature)
-    with checked_session(run, data, test, **options) as session:
+    with labeled_session(run, data, test, **options) as session:
         from snclr.evaluation.knn import evaluate_knn
 
         return evaluate_knn(session, data=data, test=test, k=k, temperature=temperature, seed=seed, baselines=baselines)
@@ -78,7 +78,7 @@ def fewshot(
         options: Those of `EncodingOptions`.
     """
     check_numbers(Range(ge=1), labels_per_class=labels_per_class, draws=draws)
-    with checked_session(run, data, test, **options) as session:
+    with labeled_session(run, data, test, **options) as session:
         from snclr.evaluation.knn import evaluate_few_shot
 
         return evaluate_few_shot(
@@ -122,7 +122,7 @@ def linear(
     """
     check_numbers(Range(ge=1), epochs=epochs, batch_size=batch_size)
     check_numbers(Range(gt=0), lr=lr)
-    with checked_session(run, data, test, **options) as session:
+    with labeled_session(run, data, test, **options) as session:
         from snclr.evaluation.linear import evaluate_linear
 
         return evaluate_linear(
@@ -175,7 +175,7 @@ def finetune(
     from snclr.evaluation.subsets import read_share
 
     read_share(labels)
-    with checked_session(run, data, test, **options) as session:
+    with labeled_session(run, data, test, **options) as session:
         from snclr.evaluation.finetune import evaluate_finetune
 
         return evaluate_finetune(

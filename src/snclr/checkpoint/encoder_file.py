@@ -145,18 +145,20 @@ def loading_snippet(spec: EncoderSpec, folder: Path) -> str:
     if spec.library == "torchvision":
         lines = [f"encoder = torchvision.models.{spec.architecture}()", "encoder.fc = torch.nn.Identity()"]
     else:
-        arguments = "".join(f", {key}={value!r}" for key, value in spec.model_args.items())
-        lines = [f"encoder = timm.create_model({spec.architecture!r}, num_classes=0{arguments})"]
+        arguments = [repr(spec.architecture), "num_classes=0"]
+        arguments += [f"{key}={value!r}" for key, value in spec.model_args.items()]
+        separator = ",\n    " if sum(map(len, arguments)) > 40 else ", "
+        lines = [f"encoder = timm.create_model({separator.join(arguments)})"]
     if spec.stem != "standard":
         width, stride = state_on_meta(spec)["conv1.weight"].shape[0], 1 if spec.stem == "small" else 2
         lines.append(f"encoder.conv1 = torch.nn.Conv2d(3, {width}, 3, stride={stride}, padding=1, bias=False)")
         lines.append("encoder.maxpool = torch.nn.Identity()")
     imports = [f"import {name}" for name in ("timm", "torch", "torchvision") if f" {name}." in " ".join(lines)]
     path = str(Path(folder) / WEIGHTS_NAME)
-    lines += [f"encoder.load_state_dict(load_file({path!r}), strict=True)", "encoder.eval()"]
+    lines += [f"encoder.load_state_dict(load_file({path!r}))", "encoder.eval()"]
     if timm_reads_folder(spec):
         address = f"local-dir:{folder}"
-        lines.append(f"# or, with timm 1.0.26 or newer: timm.create_model({address!r}, pretrained=True)")
+        lines.append(f"# or, with timm 1.0.26 or newer:\n# timm.create_model({address!r}, pretrained=True)")
     code = "\n".join([*imports, "from safetensors.torch import load_file", "", *lines])
     return f"{code}\n\n{preprocessing_snippet(spec)}"
 
@@ -173,7 +175,8 @@ def preprocess(image):  # PIL image to (1, 3, {size}, {size})
     short_side = {int(size * CENTER_CROP_MARGIN)} if min(image.size) > {size} else {size}
     image = F.resize(image, short_side, F.InterpolationMode.BICUBIC)
     image = F.to_tensor(F.center_crop(image, {size}))
-    return F.normalize(image, mean={list(MEAN)}, std={list(STD)})[None]{array}
+    mean, std = {list(MEAN)}, {list(STD)}
+    return F.normalize(image, mean, std)[None]{array}
 
 # features = encoder(preprocess(Image.open("photo.jpg")))
 """

@@ -73,10 +73,7 @@ class RunDir(contextlib.AbstractContextManager["RunDir"]):
             run.path.mkdir(parents=True, exist_ok=True)
             free = run.lock.acquire()
         if not free:
-            raise UserError(
-                f"{run.path} is in use by a running job: {run.lock.holder()}."
-                " Wait for it, stop it, or choose another --out."
-            )
+            raise run.in_use()
         try:
             run.check_free(resume=resume, overwrite=overwrite)
             for folder in (run.path, run.tensorboard, run.encoders):  # `format` cleans the folder of the checkpoints
@@ -100,6 +97,13 @@ class RunDir(contextlib.AbstractContextManager["RunDir"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def in_use(self) -> UserError:
+        """Return the error for a run directory whose lock another process holds."""
+        return UserError(
+            f"{self.path} is in use by a running job: {self.lock.holder()}."
+            " Wait for it, stop it, or choose another --out."
+        )
 
     def check_free(self, *, resume: bool, overwrite: bool) -> None:
         """Raise a UserError for a file, for other content than a run, and for a run without `resume` or `overwrite`."""

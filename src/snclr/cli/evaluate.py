@@ -92,14 +92,15 @@ def show_accuracy(result: AccuracyResult) -> None:
     title = TITLES.get(result.kind, result.kind)
     has_top5 = result.top5 is not None and result.classes >= _TOP5_CLASSES
     chance = describe_chance(result) + (f", of top-5 {_chance_of_top5(result)}" if has_top5 else "")
-    print(f"{title} top-1 ± s.e.{how}, {count(result.n, 'test image')}; {chance}")
+    print_wrapped(f"{title} top-1 ± s.e.{how}, {count(result.n, 'test image')}; {chance}")
     rows = {"this run": own_row(result), **result.baselines}.items()
     top5 = [f"top-5 {row.top5:.1%}" if has_top5 and row.top5 is not None else "" for _, row in rows]
     cells = [(f"  {name}", accuracy(row), five, row.note or "") for (name, row), five in zip(rows, top5, strict=True)]
     print_table([""] * 4, cells)
     reached = [f"the {name}" if "encoder" in name else name for name, row in rows if row.top1 >= result.top1][1:]
     if reached and result.kind != "finetune-scratch":
-        print(f"  This run is not above {' and '.join(reached)}: train for more epochs, or try another method.")
+        above = f"This run is not above {' and '.join(reached)}"
+        print_wrapped(f"{above}: train for more epochs, or try another method.", indent="  ")
     if result.kind == "finetune":
         print("  For the accuracy without pre-training, add --from-scratch.")
     if skipped := result.skipped if isinstance(result.skipped, int) else len(result.skipped):

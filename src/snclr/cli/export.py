@@ -63,7 +63,7 @@ def show_import(imported: ImportedEncoder) -> None:
     """Print what was loaded and what to do next."""
     for text in imported.warnings:
         print_wrapped(f"warning: {text}", sys.stderr)
-    print(f"wrote {imported.folder}: {imported.encoder}; {imported.report}")
+    print_wrapped(f"wrote {imported.folder}: {imported.encoder}; {imported.report}")
     print(f"evaluate it:  {snclr_command('knn', imported.folder, '--data', 'LABELED-IMAGES')}")
 
 
@@ -83,10 +83,10 @@ def show_export(outcome: tuple[list[Exported], dict[str, str]]) -> None:
     for item in exports:
         same = f"features equal up to rounding (difference at most {item.difference:.1e})"
         same = "features identical" if item.difference == 0 else same
-        print(f"{item.format}: wrote {item.path}; loaded again, {same}\n")
+        print_wrapped(f"{item.format}: wrote {item.path}; loaded again, {same}\n")
         print("\n".join(f"    {line}".rstrip() for line in item.snippet.splitlines()) + "\n")
     for reason in failed.values():
-        print(f"snclr export: {reason}", file=sys.stderr)
+        print_wrapped(f"snclr export: {reason}", sys.stderr)
 
 
 def pack_or_verify(

@@ -29,9 +29,9 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
 def size(megabytes: float) -> str:
     """Format megabytes with the unit that fits.
 
-    >>> size(0.0431), size(12.345), size(4096)
-    ('43.1 kB', '12.3 MB', '4.1 GB')
+    >>> size(0.0431), size(12.345), size(999.7), size(4096)
+    ('43.1 kB', '12.3 MB', '1.0 GB', '4.1 GB')
     """
     if megabytes < 0.1:
         return f"{megabytes * 1000:.3g} kB"
-    return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes:.3g} MB"
+    return f"{megabytes / 1000:.1f} GB" if megabytes >= 999.5 else f"{megabytes:.3g} MB"

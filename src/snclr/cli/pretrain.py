@@ -89,7 +89,8 @@ def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
     share = f" (rank 0 of {plan.ranks}, {images})" if plan.ranks > 1 else ""
     measured = f"(measured over {count(plan.tried_steps, 'step')} with a full queue)"
     yield "step", f"{plan.seconds_per_step:.3g} s{share}, {waiting:.0%} of it waiting for data {measured}"
-    yield "run", f"{duration(plan.total_seconds)} at {plan.images_per_second:,.0f} images/s (calculated)"
+    rate = f"{plan.images_per_second:,.0f}" if plan.images_per_second >= 10 else f"{plan.images_per_second:.2g}"
+    yield "run", f"{duration(plan.total_seconds)} at {rate} images/s (calculated)"
     counted = "tensors on the GPU" if plan.memory == "cuda" else "the training process, without data workers"
     yield "memory", f"peak {size(plan.peak_mb)}: {counted} (measured)"
     titles = {"target": "target network", "activations": "activations and views"}

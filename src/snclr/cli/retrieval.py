@@ -72,11 +72,13 @@ def show_embed(result: EmbedResult) -> None:
     """Print the written file and the images that could not be read."""
     images, names = count(result.images, "image"), f", keys in {result.keys_file}" if result.keys_file else ""
     length = "of length 1" if result.metadata["normalize"] else "not normalized"
-    print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
-    print(f"  images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)")
+    print_wrapped(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
+    print_wrapped(
+        f"images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)", indent="  "
+    )
     if skipped := result.metadata["skipped"]:
         first, where = f"{skipped[0]['key']}: {skipped[0]['reason']}", result.keys_file or "the file's metadata"
-        print(f"unreadable images: {len(skipped):,}, left out and listed in {where}, e.g. {first}")
+        print_wrapped(f"unreadable images: {len(skipped):,}, left out and listed in {where}, e.g. {first}")
 
 
 def show_search(result: SearchResult) -> None:
@@ -85,7 +87,7 @@ def show_search(result: SearchResult) -> None:
         print(row.key)
         for neighbor in row.neighbors:
             print(f"  {neighbor.cosine:7.4f}  {neighbor.path or neighbor.key}{_tag(neighbor.label)}")
-    print(f"in {result.collection}, by cosine of the encoder's features, {result.method}")
+    print_wrapped(f"in {result.collection}, by cosine of the encoder's features, {result.method}")
     _show_skipped(result.skipped)
     if result.figure:
         print(f"wrote {result.figure}")
@@ -100,14 +102,15 @@ def show_neighbors(result: NeighborsResult) -> None:
             name = (neighbor.path or neighbor.key) + _tag(neighbor.label)
             weight = "" if result.weights is None else f"w {neighbor.w:.3f}  "
             print(f"  {weight}cosine {neighbor.cosine:7.4f}  {name}")
-    print(f"wrote {result.figure} and {result.table}")
+    print_wrapped(f"wrote {result.figure} and {result.table}")
     shares = [share for share in result.neighbor_purity if share is not None]
     if shares and result.queries > 1:
         by_position = ", ".join(f"{share:.1%}" for share in shares)
-        print(f"neighbor purity of the 1st, 2nd, … neighbor, over {count(result.queries, 'image')}: {by_position}")
-        print(f"  {result.purity_description}")
+        over = f"over {count(result.queries, 'image')}"
+        print_wrapped(f"neighbor purity of the 1st, 2nd, … neighbor, {over}: {by_position}")
+        print_wrapped(result.purity_description, indent="  ")
     if result.weights is not None:
-        print(f"  {result.weights}")
+        print_wrapped(result.weights, indent="  ")
     _show_skipped(result.skipped)
 
 
@@ -117,14 +120,14 @@ def _tag(label: str | None) -> str:
 
 def _show_skipped(skipped: Sequence[Skip]) -> None:
     if skipped:
-        print(f"unreadable images: {len(skipped):,}, left out, e.g. {skipped[0].key}: {skipped[0].reason}")
+        print_wrapped(f"unreadable images: {len(skipped):,}, left out, e.g. {skipped[0].key}: {skipped[0].reason}")
 
 
 def show_explain(result: Explanation) -> None:
     """Print one line per term of the loss."""
     settings = f"{result.form} form, sides {result.sides}, τ {result.tau:g}, γ {result.gamma}"
-    print(f"{result.image}: loss {result.loss:.4f} of one direction ({settings})\n  {result.view}")
-    print(f"  candidates: {result.candidates}")
+    print_wrapped(f"{result.image}: loss {result.loss:.4f} of one direction ({settings})")
+    print_wrapped(f"{result.view}\ncandidates: {result.candidates}", indent="  ")
     if result.gate:
         print_wrapped(f"note: {result.gate}; the terms below are those with neighbors")
     print(f"\n{'i':>3} {'cosine':>8} {'w':>8} {'p':>8} {'share':>8}  image")
@@ -132,9 +135,10 @@ def show_explain(result: Explanation) -> None:
         name = (f"{term.key} (y2)" if term.i == 0 else term.key) + _tag(term.label)
         print(f"{term.i:>3} {term.cosine:8.4f} {term.w:8.4f} {term.p:8.4f} {term.share:8.2%}  {name}")
     if len({term.key for term in result.terms}) < len(result.terms):
-        print("  (an image listed twice has features of two epochs in the queue)")
+        print_wrapped("(an image listed twice has features of two epochs in the queue)", indent="  ")
     share = "w p / Σ w p; the loss is −log Σ w p" if result.form == "inside" else "part of the loss, Σ w (−log p)"
-    print(f"\np: exp(z1·NN/τ), {result.denominator}\nshare: {share}\nwrote {result.figure}")
+    print()
+    print_wrapped(f"p: exp(z1·NN/τ), {result.denominator}\nshare: {share}\nwrote {result.figure}")
 
 
 COMMANDS = {

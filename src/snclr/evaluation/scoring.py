@@ -12,15 +12,10 @@ import torch
 from torch import Tensor
 
 from snclr.data.datasets.base import ImageDataset, Labels
-from snclr.data.datasets.folder import nested_classes
+from snclr.data.datasets.folder import HOW_TO_LABEL, require_labels
 from snclr.data.labels import renumber_labels
 from snclr.data.loader import Skip
 from snclr.errors import UserError, count, first_names
-
-_HOW_TO_LABEL = (
-    "put the images of each class in its own subfolder (one class alone is not enough), or give a list file with "
-    "a label after each path (separated by a tab)"
-)
 
 
 @dataclass(frozen=True)
@@ -77,9 +72,7 @@ class Labeled(NamedTuple):
 def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Labels]:
     """Return the labels of both datasets in one numbering by class name: two folders may number theirs differently."""
     for dataset, part in ((train, "training"), (test, "test")):
-        if dataset.labels is None or not bool((dataset.labels >= 0).any()):
-            hint = nested_classes(dataset)
-            raise UserError(f"the {part} images ({dataset.name}) have no labels{hint}. To label them, {_HOW_TO_LABEL}")
+        require_labels(dataset, part)
     assert train.labels is not None
     assert test.labels is not None
     if train.classes is None or test.classes is None or train.classes == test.classes:
@@ -98,7 +91,7 @@ def match_labels(train: ImageDataset, test: ImageDataset) -> tuple[Labels, Label
 def labeled(features: Tensor, labels: Tensor | None, part: str) -> Labeled:
     """Return the labeled rows on the features' device; UserError if there are none or features are not finite."""
     if labels is None or not bool((labels >= 0).any()):
-        raise UserError(f"the {part} images have no labels. To label them, {_HOW_TO_LABEL}")
+        raise UserError(f"the {part} images have no labels. To label them, {HOW_TO_LABEL}")
     if not bool(features.isfinite().all()):
         raise UserError(
             f"the features of the {part} images are not all finite: the encoder's weights are damaged or its training "

@@ -41,7 +41,9 @@ class Timm(Format):
 import timm
 
 # pretrained=True loads the weights; num_classes=N adds a new classifier
-encoder = timm.create_model({local_dir!r}, pretrained=True, num_classes=0)
+encoder = timm.create_model(
+    {local_dir!r}, pretrained=True, num_classes=0
+)
 encoder.eval()
 """
 

@@ -30,7 +30,9 @@ class ONNX(Format):
     template = """\
 import onnxruntime
 
-session = onnxruntime.InferenceSession({path!r}, providers=['CPUExecutionProvider'])
+session = onnxruntime.InferenceSession(
+    {path!r}, providers=['CPUExecutionProvider']
+)
 
 def encoder(images):  # numpy float32 (N, 3, {spec.image_size}, {spec.image_size}) to (N, {spec.num_features})
     return session.run(["features"], {{"images": images}})[0]

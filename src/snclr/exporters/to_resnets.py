@@ -28,8 +28,9 @@ import torch
 import torchvision
 
 encoder = torchvision.models.{spec.architecture}()
-encoder.fc = torch.nn.Identity()  # the classifier; put your own here after loading
-encoder.load_state_dict(torch.load({path!r}, weights_only=True))
+encoder.fc = torch.nn.Identity()  # put your classifier here after loading
+weights = {path!r}
+encoder.load_state_dict(torch.load(weights, weights_only=True))
 encoder.eval()
 """
 

@@ -27,6 +27,7 @@ _STATUS_SECONDS = 1.0
 _FIRST_LINE_SECONDS = 0.2
 _LOG_SECONDS = 30.0
 _BRIEF_SECONDS = 2.0
+_IDLE_SECONDS = 5.0
 _MIN_BAR_WIDTH = 8
 
 
@@ -84,6 +85,8 @@ class Progress:
             _show_bar_in_status(self)
             self._bar = _start_bar(self)
             _bars.append(self)
+        elif not self.quiet and _status is not None:
+            _status.expect_lines(self.description)
         return self
 
     def __exit__(self, error: object = None, *_: object) -> None:
@@ -150,7 +153,7 @@ class Progress:
     def _pace(self) -> Iterable[str]:
         yield f"{self.done:,} {self.unit}" if self.total is None else f"{self._percent()}%"
         if self.unit and self.rate is not None and self._updates > 1:
-            is_slow = 0 < self.rate < 0.1
+            is_slow = 0 < self.rate < 1
             yield f"{1 / self.rate:.1f} s per {self.unit[:-1]}" if is_slow else f"{_short(self.rate)} {self.unit}/s"
         if self.seconds_left is not None and self._percent() != 100:
             yield f"{duration(self.seconds_left)} left"
@@ -159,6 +162,11 @@ class Progress:
         if self.wait_share is not None and self._updates > 1:
             yield f"data wait {self.wait_share:.0%}"
         yield from (f"{name} {_short(value)}" for name, value in list(self.values.items()) if value is not None)
+        if self._bar is not None and self._percent() != 100:
+            idle = self.clock() - self._samples[-1].time
+            if idle < _IDLE_SECONDS:
+                return
+            yield f"last update {idle:.0f} s ago" if self._updates else f"started {idle:.0f} s ago"
 
     def _refresh(self) -> None:
         if self._bar is None:
@@ -278,10 +286,11 @@ def wrap_words(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def print_wrapped(text: str, stream: TextIO | None = None) -> None:
+def print_wrapped(text: str, stream: TextIO | None = None, *, indent: str = "") -> None:
     """Print a message to stdout or another stream; on a terminal, its lines are broken between words."""
     stream = stream or sys.stdout
-    print(wrap_words(text, shutil.get_terminal_size().columns) if _is_terminal(stream) else text, file=stream)
+    lines = wrap_words(text, shutil.get_terminal_size().columns - len(indent)) if _is_terminal(stream) else text
+    print(textwrap.indent(lines, indent), file=stream)
 
 
 class StatusLine:
@@ -338,6 +347,11 @@ class StatusLine:
         with self._lock:
             self._text, self._since, self._due = text, time.monotonic(), _FIRST_LINE_SECONDS
             self._show()
+
+    def expect_lines(self, text: str) -> None:
+        """Name the job that prints the next lines of a log, in case the first of them takes long."""
+        with self._lock:
+            self._text, self._since, self._due = text, time.monotonic(), _LOG_SECONDS
 
     def show_bar(self, progress: Progress | None) -> None:
         """Hide the line while the bar of `progress` is shown; show it again if it is None."""

@@ -109,6 +109,10 @@ def parse_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         parsed = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     except ValueError:
         raise UserError(f"--seeds takes a number of seeds (3) or a list (0,4,7), not {seeds!r}") from None
-    if not parsed or min(parsed) < 0 or len(set(parsed)) < len(parsed):
-        raise UserError(f"--seeds {seeds!r}: give at least one seed, all different and not negative")
+    if not parsed:
+        raise UserError(
+            f"--seeds {seeds!r} gives no seed. Give a number of seeds (3) or a list (0,4,7; seed 0 alone is 0,)"
+        )
+    if min(parsed) < 0 or len(set(parsed)) < len(parsed):
+        raise UserError(f"--seeds {seeds!r}: the seeds of a list must be different and not negative")
     return parsed

@@ -27,6 +27,11 @@ _OTHER_PHOTOS = (
 )  # fmt: skip
 """Suffixes of photographs that are not read."""
 
+HOW_TO_LABEL = (
+    "put the images of each class in its own subfolder (one class alone is not enough), or give a list file with "
+    "a label after each path (separated by a tab)"
+)
+
 MIN_FILES = 10_000
 """Smaller trees are not cached."""
 
@@ -114,6 +119,13 @@ def nested_classes(dataset: ImageDataset) -> str:
     common = os.path.commonpath(folders) if folders else ""
     classes = {folder[len(common) + 1 :].partition("/")[0] for folder in folders if folder != common}
     return f" (did you mean {str(dataset.folder / common)!r}?)" if common and len(classes) > 1 else ""
+
+
+def require_labels(dataset: ImageDataset, part: str) -> None:
+    """Raise UserError if no image of a dataset, the training or test part of an evaluation, has a label."""
+    if dataset.labels is None or not bool((dataset.labels >= 0).any()):
+        hint = nested_classes(dataset)
+        raise UserError(f"the {part} images ({dataset.name}) have no labels{hint}. To label them, {HOW_TO_LABEL}")
 
 
 def other_photos(folder: Path) -> str:

@@ -128,7 +128,7 @@ class Queries:
         searched = space.features(session, dataset, space.searched, "queries")
         if space.criterion is None:
             return cls(dataset, searched, searched.features)
-        return cls(dataset, searched, space.features(session, dataset, "y1", "queries: features for w").features)
+        return cls(dataset, searched, space.features(session, dataset, "y1", "queries: positiveness").features)
 
     def take(self, rows: Tensor) -> Queries:
         """Select rows by position."""

@@ -70,9 +70,11 @@ def measure_cost(
                 torch.cuda.synchronize()
             end = time.perf_counter()
             measured.append((end - start, end, time.process_time()))
+            spent, done = sum(step[0] for step in measured), len(measured)
+            in_time = math.ceil(min(done * seconds / spent, WARMUP_STEPS + steps))  # steps that fit into `seconds`
+            progress.total = max(in_time, WARMUP_STEPS + 1, done)
             progress.update(1)
-            if sum(step[0] for step in measured) > seconds and len(measured) > WARMUP_STEPS:
-                progress.total = progress.done  # the bar is complete
+            if spent > seconds and done > WARMUP_STEPS:
                 break
     durations, ends, cpu_ends = zip(*measured, strict=True)
     steps = len(durations) - WARMUP_STEPS

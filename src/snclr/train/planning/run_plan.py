@@ -16,6 +16,7 @@ from snclr.data.read_check import check_images, unread_photos
 from snclr.data.sampler import steps_per_epoch
 from snclr.errors import UserError, count
 from snclr.methods.config import QueueConfig
+from snclr.runtime.progress import set_status
 from snclr.train.config import PretrainConfig, fit_queue, resolve
 
 HELPFUL_AGREEMENT = 0.5
@@ -135,6 +136,7 @@ def plan_run(
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
     checked, unreadable = check_images(run.data, min_side=run.image_size, quiet=quiet)
+    set_status("loading torch")
     from snclr.distributed.environment import ranks_per_node  # imports torch, so after the checks above
     from snclr.distributed.launch import check_batch_size
     from snclr.runtime.device import pick_device
@@ -147,6 +149,7 @@ def plan_run(
     share = {"batch_size": rank_images, "devices": "1", "nodes": 1}
     cost = measure_cost({**run.to_dict(), **share}, steps=steps, seconds=MEASURE_SECONDS, quiet=quiet)
     seconds = cost["seconds_with_views"]
+    set_status("counting the tensors of a step")
     memory = count_memory(run, images=rank_images, ranks=ranks, classes=data.classes, dataset_images=data.images)
     tensor_mb = {name: size / 1e6 for name, size in memory.items()}
     probe = _probe({**run.to_dict(), **share}, probe_minutes, quiet) if probe_minutes else None
