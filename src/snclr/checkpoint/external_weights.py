@@ -132,7 +132,7 @@ def _torch_load(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"cannot read {path} as a file of torch.save{why}. Give a file of weights (.pth, .pt or .safetensors)."
         ) from error
-    for _ in _CONTAINERS:
+    for _ in _CONTAINERS:  # they may be nested, such as {"model": {"state_dict": …}}
         inner = [content[key] for key in _CONTAINERS if isinstance(content, dict) and key in content]
         content = next((value for value in inner if isinstance(value, dict)), content)
     items = content.items() if isinstance(content, dict) else ()

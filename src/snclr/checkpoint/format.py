@@ -31,7 +31,7 @@ from snclr.io.locking import FileLock
 SCHEMA = 1
 TENSORS, INFO, MANIFEST = "tensors.safetensors", "info.json", "manifest.json"
 
-_NAME = re.compile(r"step-(\d{10})(\.new)?")
+_NAME = re.compile(r"step-\d{10}(\.new)?")
 _LOCK_TIMEOUT = 60.0
 _MAX_MANIFEST_BYTES = 1 << 16
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from snclr.io.hashing import sha256_bytes, sha256_text
 from snclr.io.locking import FileLock
 from snclr.runtime.memory import parse_bytes
 
-Result = TypeVar("Result")
+ValueT = TypeVar("ValueT")
 
 _log = logging.getLogger(__name__)
 _DEFAULT_LIMIT = "200GB"
@@ -65,7 +65,7 @@ def save_cached(path: Path | None, data: bytes) -> None:
         _log.warning("the index %s cannot be written (%s); it will be built again next time", path, error)
 
 
-def load_cached(path: Path | None, parse: Callable[[bytes], Result]) -> Result | None:
+def load_cached(path: Path | None, parse: Callable[[bytes], ValueT]) -> ValueT | None:
     """Parse what `save_cached` wrote; None if it does not exist, or, with a warning, if it is damaged."""
     if path is None or not path.exists():
         return None

@@ -23,7 +23,7 @@ from snclr.errors import UserError
 from snclr.io.atomic import explain_full_disk, fsync_path
 from snclr.io.hashing import sha256_file
 
-Result = TypeVar("Result")
+ValueT = TypeVar("ValueT")
 
 BACKOFF_SECONDS = 1.0  # before the second attempt, doubled for each further one
 MAX_BACKOFF_SECONDS = 30.0
@@ -187,7 +187,7 @@ def network_timeout() -> float:
     raise UserError(f"{_VARIABLE} is {value!r}; give a number of seconds of at least 0, such as 600")
 
 
-def retry(url: str, action: Callable[[], Result], *, timeout: float | None = None) -> Result:
+def retry(url: str, action: Callable[[], ValueT], *, timeout: float | None = None) -> ValueT:
     """Call `action` until it succeeds; transient errors are retried for `timeout` seconds without progress."""
     timeout = network_timeout() if timeout is None else timeout
     failures, outage_start = 0, 0.0
@@ -216,8 +216,8 @@ def retry(url: str, action: Callable[[], Result], *, timeout: float | None = Non
 
 
 def map_in_threads(
-    action: Callable[[Any], Result], items: Iterable[Any], threads: int = 16
-) -> Generator[Result, None, None]:
+    action: Callable[[Any], ValueT], items: Iterable[Any], threads: int = 16
+) -> Generator[ValueT, None, None]:
     """Yield the results in order; the error of one item, Ctrl-C or `close` ends the others and their retries."""
     with ThreadPoolExecutor(max_workers=threads) as pool:
         try:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -236,13 +236,11 @@ def _unresponsive_ranks() -> list[int]:
     others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     deadline = time.monotonic() + _RESPONSE_SECONDS
     byte = torch.zeros(1, dtype=torch.uint8)
-    works: dict[int, Any] = {}
+    works: dict[int, Any] = {}  # (send, receive): both are kept until the end
     for rank in others:
-        try:
+        with suppress(RuntimeError):
             sent = dist.isend(byte, rank, group=_long_group)
             works[rank] = (sent, dist.irecv(torch.empty_like(byte), rank, group=_long_group))
-        except RuntimeError:
-            continue
 
     def responds(rank: int) -> bool:
         try:

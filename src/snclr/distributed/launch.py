@@ -51,15 +51,13 @@ def launch(
     if (warning := unused_slurm_tasks(env)) is not None:
         print(f"warning: {warning}", file=sys.stderr)
     backend = "gloo" if accelerator == "cpu" else "nccl"
-    strategy: Any = "auto"
-    if env.world_size > 1:
-        strategy = RankStrategy(process_group_backend=backend, timeout=timedelta(seconds=timeout))
+    limit = timedelta(seconds=timeout)
     fabric = Fabric(
         accelerator=accelerator,
         devices=[int(index)] if index else env.local_world_size,
         num_nodes=env.num_nodes,
         precision=PRECISIONS[precision],
-        strategy=strategy,
+        strategy=RankStrategy(process_group_backend=backend, timeout=limit) if env.world_size > 1 else "auto",
         plugins=[env.for_fabric()],
     )
     # Only Fabric's launcher has something to report: that a rank it started has died.
@@ -71,11 +69,11 @@ def launch(
         if env.launcher is None:
             os.environ[STARTED_BY] = str(os.getpid())
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a rank that ends has the others print C++ frames
-        init_after_restart(backend, timedelta(seconds=timeout))
+        init_after_restart(backend, limit)
         atexit.unregister(destroy_process_groups)  # register once, even if a program launches several jobs
         atexit.register(destroy_process_groups)
     _connect(fabric, env, timeout)
-    create_cpu_groups(timedelta(seconds=timeout))
+    create_cpu_groups(limit)
     if batch_size is not None:
         check_batch_size(batch_size, fabric.world_size)
     return fabric

@@ -1,1 +1,1 @@
-"""Files on disk: atomic writes, locks, JSON."""
+"""Files on disk: atomic writes, locks, JSON Lines, hashes."""

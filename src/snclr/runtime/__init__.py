@@ -1,1 +1,1 @@
-"""The process a command runs in: device, threads, progress, stop signals."""
+"""The process a command runs in: device, memory, progress, stop signals, settings, results."""

@@ -15,10 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 _WINDOW_SECONDS = 60.0
 _WINDOW_UPDATES = 8
@@ -313,15 +313,14 @@ class StatusLine:
         self._ended = threading.Event()
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._repeat, daemon=True, name="snclr-status")
-        self._replaced: dict[str, TextIO] = {}
+        self._streams = ExitStack()
 
     def __enter__(self) -> StatusLine:
         global _status
         if self._shown or self._logged:
             _status = self
-            for name in ("stdout", "stderr"):
-                self._replaced[name] = getattr(sys, name)
-                setattr(sys, name, _ClearFirst(self, getattr(sys, name)))
+            self._streams.enter_context(redirect_stdout(cast(TextIO, _ClearFirst(self, sys.stdout))))
+            self._streams.enter_context(redirect_stderr(cast(TextIO, _ClearFirst(self, sys.stderr))))
             self._show()
             self._thread.start()
         return self
@@ -332,15 +331,13 @@ class StatusLine:
     def end(self) -> None:
         """Remove the line for good; may be called before the block ends."""
         global _status
-        if not self._replaced:
+        if _status is not self:
             return
         _status = None
         self._ended.set()
         self._thread.join()
         self.clear()
-        for name, stream in self._replaced.items():
-            setattr(sys, name, stream)
-        self._replaced.clear()
+        self._streams.close()
 
     def set(self, text: str) -> None:
         """Show another text and count its seconds."""

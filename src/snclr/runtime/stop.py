@@ -54,15 +54,12 @@ def command_signals() -> Iterator[None]:
     Handlers that are not Python's defaults or the program's own stay, e.g. a SIGINT that is ignored in the background
     jobs of a script.
     """
-    handlers: dict[signal.Signals, tuple[tuple[Any, ...], Any]] = {
-        signal.SIGUSR1: ((signal.SIG_DFL,), lambda *_: signal.raise_signal(signal.SIGTERM)),
-        signal.SIGINT: ((signal.default_int_handler, exit_at_once), _interrupt),
-    }
-    replaced = {}
+    replaced: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number, (known, handler) in handlers.items():
-            if signal.getsignal(number) in known:
-                replaced[number] = signal.signal(number, handler)
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            replaced[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, exit_at_once):
+            replaced[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:

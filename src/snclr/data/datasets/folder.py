@@ -35,7 +35,7 @@ HOW_TO_LABEL = (
 MIN_FILES = 10_000
 """Smaller trees are not cached."""
 
-_VERSION = "2"
+_VERSION = "2"  # part of the cache key; increase it when the cached values change
 # A second change within one tick of the file system's clock is not visible, so recent times are not trusted.
 _RECENT_NS = 2 * 10**9
 

@@ -48,8 +48,6 @@ class Manifest:
 
     shards: list[ShardEntry]
     index: ShardIndex
-    seed: int | None
-    """Seed of the shuffle over shards; None if the images are not shuffled."""
 
     def digest(self, *extra: str) -> str:
         """Return a hash that changes with any byte of any shard or of the index."""
@@ -57,15 +55,18 @@ class Manifest:
         return sha256_bytes("\0".join(parts).encode())
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the index, then the manifest, which marks the set as complete."""
+def write_manifest(folder: Path, manifest: Manifest, seed: int | None) -> None:
+    """Write the index, then the manifest, which marks the set as complete.
+
+    The seed of the shuffle over shards (None: not shuffled) is for the reader; no code depends on it.
+    """
     index = manifest.index.to_bytes()
     write_atomic(folder / INDEX, index)
     content = {
         "schema": SCHEMA,
         "images": len(manifest.index),
         "classes": manifest.index.classes,
-        "seed": manifest.seed,
+        "seed": seed,
         "index": {"name": INDEX, "bytes": len(index), "sha256": sha256_bytes(index)},
         "shards": [vars(entry) for entry in manifest.shards],
     }
@@ -81,7 +82,7 @@ def read_manifest(location: Path | str) -> Manifest:
     try:
         shards = [ShardEntry.parse(entry) for entry in parsed["shards"]]
         name, digest = _matching(_NAME, parsed["index"]["name"]), parsed["index"]["sha256"]
-        images, seed = _count(parsed["images"]), parsed["seed"]
+        images = _count(parsed["images"])
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{location} is not a manifest of `snclr pack`: {reason}") from error
@@ -99,7 +100,7 @@ def read_manifest(location: Path | str) -> Manifest:
         raise UserError(
             f"the index {name} of {location} does not match the manifest ({error}); copy or pack the set again"
         ) from error
-    return Manifest(shards, index, seed if isinstance(seed, int) else None)
+    return Manifest(shards, index)
 
 
 def _read(location: Path | str) -> bytes:

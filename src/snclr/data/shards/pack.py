@@ -225,8 +225,8 @@ class _SplitJob:
         packed = [row[0] for row in rows]
         names = [self.dataset.files[index] for index in packed]
         index = ShardIndex.of_rows([row[1:] for row in rows], self.labels[packed], names, self.dataset.classes or [])
-        manifest = Manifest(entries, index, self.settings.seed)
-        write_manifest(self.folder, manifest)
+        manifest = Manifest(entries, index)
+        write_manifest(self.folder, manifest, self.settings.seed)
         skipped = []
         for number in sorted(set(range(len(self.dataset))) - set(packed), key=self.dataset.key):
             try:
