@@ -275,7 +275,7 @@ def weights_runs(records: dict[str, dict[str, Any]]) -> Iterator[Run]:
     epochs = DATA[data].epochs
     yield Run("weights", data, UNTRAINED, 0, 0, {})
     encoder = {"search_space": "encoder"}
-    rows = (("none", {}), ("soft", encoder), ("hard", encoder))
+    rows: tuple[tuple[str, dict[str, Any]], ...] = (("none", {}), ("soft", encoder), ("hard", encoder))
     for row, settings in (*rows, ("soft", {})):
         yield Run("weights", data, row, 0, epochs, settings)
     for row, settings in rows:

@@ -333,6 +333,22 @@ def sweep_table(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
+def gate_table(records: list[Record]) -> str:
+    """Return the gain over none of ten soft neighbors with and without the gate, in each setting that has both."""
+    points = {(p["data"], p["views"], p["row"]): p for p in gains(records) if p["k"] == 10}
+    lines = [
+        "| data | views | seeds | agreement | epochs with neighbors | soft with the gate − none | soft − none |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for (data, views, row), point in points.items():
+        if row == "gated soft-max":
+            always = points.get((data, views, "soft-max"))
+            shares = [_percent(point["runs"], name) for name in ("neighbor_agreement", "neighbors_used")]
+            pairs = [_difference(point["pairs"][0]), _difference(always and always["pairs"][0])]
+            lines.append("| " + " | ".join([data, views, str(len(point["runs"])), *shares, *pairs]) + " |")
+    return "\n".join(lines)
+
+
 def estimate_table(records: list[Record]) -> str:
     """Return the correlation of the label-free estimates with purity over all runs, and per dataset."""
     from scipy.stats import spearmanr
@@ -374,7 +390,7 @@ def gains(records: list[Record]) -> list[dict[str, Any]]:
         if runs:
             metrics = [name for name in METRICS if name in next(iter(runs.values()))]
             pairs = [paired(*({s: r[name] for s, r in each.items()} for each in (runs, base))) for name in metrics]
-            views = ", ".join(f"{name} {value}" for name, value in view) or "as above"
+            views = ", ".join(f"{name} {value}" for name, value in view) or "the dataset's"
             points.append({"data": data, "views": views, "k": k, "row": row, "runs": runs, "pairs": pairs})
     return sorted(points, key=lambda point: (point["data"], point["views"], point["k"] or 0, point["row"]))
 
@@ -400,6 +416,19 @@ def draw_gain(records: list[Record], file: Path) -> None:
                     x, [p["pairs"][0]["mean"] for p in own], marker=MARKERS[data], s=46, edgecolor=COLORS[row],
                     facecolor="none" if kind else COLORS[row], alpha=0.85,
                 )  # fmt: skip
+    for data in ("coil100", "cifar5", "omniglot"):
+        tests = _rows_of(records, "test", data)
+        metric = "knn" if data == "cifar5" else "one_label"
+        base = {seed: r[metric] for seed, r in tests["none"].items()}
+        for row in ("soft-max", "hard"):
+            runs = tests[row].values()
+            gain = paired({r["seed"]: r[metric] for r in runs}, base)
+            purity = [100 * r["neighbor_purity"] for r in runs if r["neighbor_purity"] is not None]
+            assert gain is not None
+            axes.scatter(
+                [statistics.fmean(purity)], [gain["mean"]], marker=MARKERS[data], s=60, linewidth=1.6, edgecolor=INK,
+                facecolor=COLORS[row],
+            )  # fmt: skip
     axes.set(xlabel="neighbor purity in the last epoch (%)", ylabel="gain over no neighbors (points)")
     axes.set_title("Gain from neighbors against their purity", loc="left", fontsize=11.5, color=INK)
     axes.grid(color=GRID)
@@ -409,6 +438,7 @@ def draw_gain(records: list[Record], file: Path) -> None:
     keys = [Line2D([], [], color=FAINT, marker=MARKERS[data], ls="", label=data) for data in MARKERS if data in shown]
     keys += [Line2D([], [], color=COLORS[row], marker="o", ls="", label=words)
              for row, words in (("soft-max", "soft"), ("hard", "hard"))]  # fmt: skip
+    keys += [Line2D([], [], color="none", markeredgecolor=INK, markeredgewidth=1.6, marker="o", label="tuned")]
     axes.legend(handles=keys, frameon=False, fontsize=8.5, ncols=2)
     save_png(figure, file)
 
@@ -432,6 +462,7 @@ def draw_estimate(records: list[Record], file: Path) -> None:
     axes.set(xlabel="neighbor agreement of two views (%)", ylabel="neighbor purity (%)", xlim=(0, 100), ylim=(0, 100))
     axes.set_title("Purity against its estimate without labels, last epoch", loc="left", fontsize=11.5, color=INK)
     axes.grid(color=GRID)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8.5)
     save_png(figure, file)
@@ -440,7 +471,7 @@ def draw_estimate(records: list[Record], file: Path) -> None:
 SECTIONS: dict[str, Callable[[list[Record]], str]] = {
     "accuracy": accuracy_tables, "tuning": tuning_table, "sweep": sweep_table, "ablations": ablation_table,
     "estimate": estimate_table, "ladder": ladder_table, "main": main_table,
-    "search": search_table, "weights": weights_table, "coverage": coverage_table,
+    "gate": gate_table, "search": search_table, "weights": weights_table, "coverage": coverage_table,
 }  # fmt: skip
 
 
