@@ -38,8 +38,7 @@ class MoCoV2(TwoWayMethod):
 
     def losses(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the loss of view 1 to view 2; if `symmetric`, also that of view 2 to view 1."""
-        symmetric = self.config.symmetric
-        keys = self.target_projections(views if symmetric else views[1:])
+        keys = self.target_projections(views if self.config.symmetric else views[1:])
         with autocast_disabled(keys[0]):
             keys = [l2_normalize(key) for key in keys]
         own = self.queue.own_entries(ids)

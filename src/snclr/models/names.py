@@ -39,9 +39,8 @@ def check_name(name: str) -> None:
         return
     plain = name.partition(".")[0]
     code = "".join(path.read_text(encoding="utf-8") for path in Path(found.origin).parent.glob("models/*.py"))
-    known = [*own, *re.findall(r"@register_model\ndef (\w+)", code)]
     if name != plain or not re.search(rf"\b{re.escape(plain)}\b", code):
-        raise unknown_encoder(name, known)
+        raise unknown_encoder(name, [*own, *re.findall(r"@register_model\ndef (\w+)", code)])
 
 
 def unknown_encoder(name: str, known: Iterable[str]) -> UserError:

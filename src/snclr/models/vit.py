@@ -27,9 +27,7 @@ def sincos_positions(width: int, grid: int) -> Tensor:
     frequencies = 10000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     angles = torch.arange(grid, dtype=torch.float64)[:, None] * frequencies
     waves = torch.cat([angles.sin(), angles.cos()], dim=1)
-    columns = waves[None].expand(grid, grid, -1)
-    rows = waves[:, None].expand(grid, grid, -1)
-    return torch.cat([columns, rows], dim=2).reshape(grid * grid, width).float()
+    return torch.cat([waves.repeat(grid, 1), waves.repeat_interleave(grid, dim=0)], dim=1).float()
 
 
 def is_vit(model: nn.Module) -> bool:

@@ -373,9 +373,8 @@ def read_config(path: Path) -> dict[str, Any]:
     # The safe loader also raises the errors of its constructors, e.g. for a date or for deep nesting.
     except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a settings file ({first_line(error)}). {advice}") from error
-    from_run = is_run_config(saved)
     saved = _with_current_names(saved)
-    if not from_run or saved["method"] not in list(METHODS):
+    if not is_run_config(saved) or saved["method"] not in list(METHODS):
         return saved
     # Before there was `predictor_final_bn`, `final_bn` was for both heads. Before there was `drop_path`, the views
     # "infomin" were those that are now named "randaugment".

@@ -29,7 +29,7 @@ from snclr.methods.masked.base import MaskedMethod, PatchMask, block_masks
 
 LAYER_SCALE = 0.1
 """Initial scale of the branches of regressor and decoder, the authors' for ViT-B."""
-_Norm = partial(nn.LayerNorm, eps=1e-6)
+_Norm: Any = partial(nn.LayerNorm, eps=1e-6)  # Any: timm's hint names a class
 _HELP = "The documentation page All methods, section CAE, describes the file."
 
 
@@ -76,9 +76,8 @@ class CAE(MaskedMethod):
         self.mask_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, width), std=0.02))
         self.regressor = nn.ModuleList(RegressorBlock(width, heads) for _ in range(config.regressor_layers))
         self.regressor_norm = _Norm(width)
-        norm: Any = _Norm  # timm's hint names a class
         blocks = [
-            Block(width, heads, qkv_bias=True, init_values=LAYER_SCALE, norm_layer=norm)
+            Block(width, heads, qkv_bias=True, init_values=LAYER_SCALE, norm_layer=_Norm)
             for _ in range(config.decoder_layers)
         ]
         outputs = pixels if self.tokenizer is None else len(self.tokenizer.codebook)
