@@ -110,7 +110,7 @@ def download(
     url: str, path: Path, *, size: int | None = None, sha256: str | None = None, timeout: float | None = None
 ) -> None:
     """Download to `path` atomically, checking size and hash if they are known; see `retry` for `timeout`."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + ".partial")  # one name: the caller holds a lock, and `ShardCache` counts it
 
     def attempt() -> None:
         _call(url, "get_file", str(partial))

@@ -243,10 +243,9 @@ def _unresponsive_ranks() -> list[int]:
             works[rank] = (sent, dist.irecv(torch.empty_like(byte), rank, group=_long_group))
 
     def responds(rank: int) -> bool:
-        try:
+        with suppress(RuntimeError):
             return rank in works and bool(works[rank][1].wait(timedelta(seconds=_RESPONSE_SECONDS)))
-        except RuntimeError:
-            return False
+        return False
 
     # Wait for all at once: a timeout closes every connection of the group.
     with ThreadPoolExecutor(len(others)) as pool:

@@ -80,15 +80,15 @@ def ranks_per_node(accelerator: str, devices: str) -> int:
     return int(devices)
 
 
-def unused_slurm_tasks(env: ResolvedEnvironment) -> str | None:
-    """Return a warning if SLURM allocated more tasks than were launched, most likely because srun is missing."""
+def warn_of_unused_tasks(env: ResolvedEnvironment) -> None:
+    """Print a warning if SLURM allocated more tasks than were launched, most likely because srun is missing."""
     allocated = os.environ.get("SLURM_NTASKS", "1")
-    if env.launcher or env.local_rank or not allocated.isdecimal() or int(allocated) <= env.world_size:
-        return None
-    return (
-        f"SLURM allocated {allocated} tasks, but only {env.world_size} will run: this command was not started by srun."
-        " Put srun before the command to use all tasks."
-    )
+    if not env.launcher and not env.local_rank and allocated.isdecimal() and int(allocated) > env.world_size:
+        print(
+            f"warning: SLURM allocated {allocated} tasks, but only {env.world_size} will run: this command was not"
+            " started by srun. Put srun before the command to use all tasks.",
+            file=sys.stderr,
+        )
 
 
 def tasks_per_node(text: str) -> list[int]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed does not export them to mypy
 
 from snclr.distributed.collectives import create_cpu_groups, destroy_process_groups, rank_and_size
-from snclr.distributed.environment import ResolvedEnvironment, resolve_environment, unused_slurm_tasks
+from snclr.distributed.environment import ResolvedEnvironment, resolve_environment, warn_of_unused_tasks
 from snclr.errors import UserError, first_line
 from snclr.runtime.device import pick_device
 from snclr.runtime.machine import check_precision
@@ -48,8 +48,7 @@ def launch(
     env = resolve_environment(accelerator, devices, nodes)
     if index and env.world_size > 1:
         raise UserError(f"--device {device} selects one GPU, but there are {env.world_size} ranks. Give --device cuda.")
-    if (warning := unused_slurm_tasks(env)) is not None:
-        print(f"warning: {warning}", file=sys.stderr)
+    warn_of_unused_tasks(env)
     backend = "gloo" if accelerator == "cpu" else "nccl"
     limit = timedelta(seconds=timeout)
     fabric = Fabric(
