@@ -23,7 +23,7 @@ from snclr.reports.figures import comparison as comparison_figure
 from snclr.runtime.stop import StopRequested
 from snclr.studies import runner
 from snclr.studies.conditions import TUNE_SEED
-from snclr.studies.records import Records, downsample_metrics, write_record
+from snclr.studies.records import downsample_metrics, write_record
 from tests.helpers import tiny_run
 
 WHERE = {"device": "a processor", "threads": 1, "jobs": 1}
@@ -60,6 +60,9 @@ class Finished:
 
     def poll(self) -> int:
         return self.returncode
+
+    def terminate(self) -> None:
+        pass
 
 
 def numbers(job: dict) -> dict[str, float]:
@@ -314,7 +317,7 @@ def test_tables_share_runs(workers, common):
     assert len(workers.started) == 3
     ablate(table="sides", seeds=1, **common)
     assert len(workers.started) == 3 + 2  # neither and both are there
-    study = Records(common["out"] / "results").read_study("ablate-sides")
+    study = json.loads((common["out"] / "results/studies/ablate-sides.json").read_text())
     assert [row["label"] for row in study["rows"]] == ["no neighbors", "positives only", "negatives only", "both"]
 
 
@@ -351,6 +354,18 @@ def test_a_dry_run_writes_nothing(workers, common, capsys, images):
     assert re.search(r"to train: about \d+:\d\d:\d\d \(", text)
     assert not common["out"].exists()
     assert len(workers.started) == 1  # the few steps it estimates from
+
+
+def test_a_stop_of_a_dry_run_is_no_failed_measurement(workers, common):
+    workers.failing = lambda settings: os.kill(os.getpid(), signal.SIGINT) or True
+    with pytest.raises(StopRequested):
+        compare(methods="snclr", dry_run=True, **common)
+
+
+def test_a_dry_run_of_untrained_rows_takes_no_time(workers, common):
+    estimate = compare(methods="random", dry_run=True, **common)
+    assert (estimate.seconds, estimate.how) == (0.0, "nothing is left to train")
+    assert not workers.started
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -152,7 +152,9 @@ def estimate_study(study: Study) -> StudyEstimate:
     rates = [r["cost"]["seconds"] / study.images(run) for run in runs if (r := records[run.key]) and study.images(run)]
     source = "from the finished runs"
     trained = [run for run in pending if study.images(run)]
-    if not rates and trained:
+    if not trained:
+        rates, source = rates or [0.0], "nothing is left to train"
+    elif not rates:
         set_status(f"measuring some steps of {trained[0].label}")
         rates = _measure_rate(trained[0])
         source = f"from a few steps of {trained[0].label}; other rows may differ"
@@ -169,5 +171,6 @@ def _measure_rate(run: Run) -> list[float]:
     """Return the seconds per image of a few steps in a subprocess; [] if it failed."""
     trial = replace(run, evaluation=Evaluation(kind="cost", steps=_TRIAL_STEPS))
     with tempfile.TemporaryDirectory(prefix="snclr-dry-run-", ignore_cleanup_errors=True) as folder:
-        record = execute([trial], StudyOptions(out=folder, quiet=True), lambda _: 1).records.get(trial.key)
-    return [record["numbers"]["seconds_per_step"] / run.settings["batch_size"]] if record else []
+        outcome = execute([trial], StudyOptions(out=folder, quiet=True), lambda _: 1)
+    outcome.raise_if_stopped()
+    return [r["numbers"]["seconds_per_step"] / run.settings["batch_size"] for r in outcome.records.values()]
