@@ -68,7 +68,7 @@ def _section(kind: str, name: str | None, records: Records, figures: Path, draw:
         return _cost(records)
     if name is None:
         raise UserError(f"the marker {kind!r} needs the name of a study: <!-- {kind}: NAME -->")
-    study = json.loads(_current_wording(json.dumps(records.read_study(name), ensure_ascii=False)))
+    study = json.loads(_current_wording(_study_text(records, name)))
     table = build_table(study, records)
     if kind == "table":
         return _current_wording(markdown(table))
@@ -80,6 +80,15 @@ def _section(kind: str, name: str | None, records: Records, figures: Path, draw:
         draw_neighbor_purity(study, records.by_row(study), file)
     alt = study["title"] if kind == "figure" else f"{study['title']}: neighbor purity over training"
     return f"![{alt}](figures/{file.name})"
+
+
+def _study_text(records: Records, name: str) -> str:
+    """Return the JSON text of a study."""
+    path = records.studies / f"{name}.json"
+    if not path.is_file():
+        studies = ", ".join(sorted(path.stem for path in records.studies.glob("*.json"))) or "none"
+        raise UserError(f"there is no study {name!r} in {records.folder}; studies: {studies}")
+    return path.read_text(encoding="utf-8")
 
 
 def _current_wording(text: str) -> str:
@@ -99,7 +108,7 @@ def _cost(records: Records) -> str:
     lines = ["| study | runs | hours |", "|---|--:|--:|"]
     seen: dict[str, float] = {}
     for path in sorted(records.studies.glob("*.json")):
-        study: dict[str, Any] = records.read_study(path.stem)
+        study: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         own = {r["key"]: r["cost"]["seconds"] / 3600 for row in records.by_row(study) for r in row.values()}
         seen |= own
         lines.append(f"| {study['name']} | {len(own)} | {sum(own.values()):.2f} |")

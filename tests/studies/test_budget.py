@@ -11,7 +11,6 @@ import pytest
 from snclr.api.compare import compare
 from snclr.errors import UserError
 from snclr.studies.conditions import images_seen_per_step, nearest_epochs, parse_budget
-from snclr.studies.records import Records
 from tests.studies.test_study import Workers, common, workers  # noqa: F401 (fixtures)
 
 DEMO = {"recipe": "demo", "data": "demo"}
@@ -107,7 +106,7 @@ def test_equal_seconds_follow_from_the_calibration_which_is_kept(timed, common):
     result = compare(methods=SIDES, seeds=2, budget="seconds", **{**common, "epochs": 10})
     assert trained(timed, kind="cost") == {"snclr:sides=neither": 10, "snclr": 10}
     assert trained(timed) == {"snclr:sides=neither": 10, "snclr": 4}
-    study = Records(common["out"] / "results").read_study("compare")
+    study = json.loads((common["out"] / "results/studies/compare.json").read_text())
     assert study["budget"]["epochs"] == {"snclr:sides=neither": 10, "snclr": 4}
     assert study["budget"]["calibration"]["snclr"]["seconds_per_step"] == 0.25
     assert any("in seconds" in line for line in result.table["protocol"])

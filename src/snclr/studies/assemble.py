@@ -11,7 +11,7 @@ from snclr.data.splits import has_own_test_split
 from snclr.data.validation_split import FIT
 from snclr.errors import UserError, count
 from snclr.studies import paper
-from snclr.studies.conditions import TUNE_SEED, check_test_images, parse_budget, parse_tune
+from snclr.studies.conditions import TUNE_SEED, evaluation_on_test_images, parse_budget, parse_tune
 from snclr.studies.options import StudyOptions
 from snclr.studies.runs import Evaluation, Row, given_settings, parse_methods
 from snclr.studies.study import Study, check_settings, command_line, used_settings
@@ -74,8 +74,7 @@ def assemble_ablation(
     _check_rows(options, settings, rows, data)
     evaluation, notes = Evaluation(kind="cost", steps=steps), list[str]()
     if table != "cost":
-        evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
-        evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
+        evaluation, notes = evaluation_on_test_images(options, data, settings["data"], rows)
         notes += ["every row searches neighbors, even if its loss uses none, to measure neighbor purity"]
     flags = {
         "table": table, "values": numbers, "steps": steps if table == "cost" and steps != 30 else None,
@@ -131,8 +130,7 @@ def _evaluation(
     """Return how the runs are evaluated, after a check of the test images, and notes."""
     if named is not None and named.kind == "cost":
         return Evaluation(kind="cost", steps=30), []
-    evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
-    evaluation, notes = check_test_images(evaluation, data, settings["data"], rows)
+    evaluation, notes = evaluation_on_test_images(options, data, settings["data"], rows)
     if named is None:
         if coco is not None:
             raise UserError("--coco is for studies that measure detection, e.g. --study table-3-detection")

@@ -13,11 +13,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from snclr.data.info import DatasetInfo
 from snclr.errors import UserError, count, did_you_mean
 from snclr.methods import METHODS
+from snclr.studies.options import StudyOptions
 from snclr.studies.runs import Evaluation, Row, parse_value, row_setting
 from snclr.train.config import resolve
 
@@ -117,13 +118,6 @@ class Axis:
         return ", else ".join(texts)
 
 
-class Trial(NamedTuple):
-    """One tuning run of a row: the settings it tries, and its seed."""
-
-    settings: dict[str, Any]
-    seed: int
-
-
 def parse_tune(texts: Sequence[str]) -> list[Axis]:
     """Parse the axes of the tuning grid; `/` separates alternatives for methods without a setting, `none` has no axes.
 
@@ -157,8 +151,10 @@ def count_trials(axes: Sequence[Axis]) -> int:
     return math.prod(map(len, axes)) if axes else 0
 
 
-def row_trials(row: Row, axes: Sequence[Axis], resolved: Mapping[str, Any], seed: int) -> list[Trial]:
-    """Return the trials of a row; `resolved` are all settings of its runs.
+def row_trials(
+    row: Row, axes: Sequence[Axis], resolved: Mapping[str, Any], seed: int
+) -> list[tuple[dict[str, Any], int]]:
+    """Return the trials of a row: the settings to try, and the seed. `resolved` are all settings of its runs.
 
     Of each axis, the row takes the first setting that it has and that no earlier axis tunes. If it has none, it repeats
     the other trials with further seeds, one for each value of that axis: every row has equally many runs. An untrained
@@ -178,10 +174,10 @@ def row_trials(row: Row, axes: Sequence[Axis], resolved: Mapping[str, Any], seed
             raise UserError(f"{row.label!r} and --tune both set {next(iter(own))}; leave one of them out")
         else:
             values_of_axes.append([{}] * len(axis))
-    trials: list[Trial] = []
+    trials: list[tuple[dict[str, Any], int]] = []
     for values in itertools.product(*values_of_axes):
         settings = {name: value for part in values for name, value in part.items()}
-        trials.append(Trial(settings, seed + sum(trial.settings == settings for trial in trials)))
+        trials.append((settings, seed + sum(earlier == settings for earlier, _ in trials)))
     return trials
 
 
@@ -207,10 +203,10 @@ def best_settings(scored: Sequence[tuple[dict[str, Any], float]]) -> dict[str, A
     return max((settings for settings, _ in scored), key=lambda settings: statistics.fmean(scores[repr(settings)]))
 
 
-def check_test_images(
-    evaluation: Evaluation, info: DatasetInfo, data: str, rows: Sequence[Row]
+def evaluation_on_test_images(
+    options: StudyOptions, info: DatasetInfo, data: str, rows: Sequence[Row]
 ) -> tuple[Evaluation, list[str]]:
-    """Check before training that there are labeled test images; return the evaluation with their digest, and notes.
+    """Return the evaluation on the test images, with their digest, and notes; check before training that they exist.
 
     A note states if the test images are part of the training images. Methods that use labels are then rejected.
     """
@@ -218,6 +214,7 @@ def check_test_images(
     from snclr.data.splits import open_splits
     from snclr.evaluation.scoring import match_labels
 
+    evaluation = Evaluation(data=options.eval_data, test=options.test, k=options.k)
     train, test, _ = open_splits(evaluation.data or data, evaluation.test)
     labels, test_labels = match_labels(train, test)
     reason = _overlap(evaluation, data, test)

@@ -8,7 +8,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from snclr.errors import UserError
 from snclr.io.atomic import write_atomic
 from snclr.studies.runs import Run
 from snclr.train.metrics import with_current_names
@@ -47,14 +46,6 @@ class Records:
             {int(seed): r for seed, name in row["records"].items() if (r := _read(self.runs / name)) is not None}
             for row in study["rows"]
         ]
-
-    def read_study(self, name: str) -> dict[str, Any]:
-        """Read the study of that name."""
-        study = _read(self.studies / f"{name}.json")
-        if study is None:
-            studies = ", ".join(sorted(path.stem for path in self.studies.glob("*.json"))) or "none"
-            raise UserError(f"there is no study {name!r} in {self.folder}; studies: {studies}")
-        return study
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
