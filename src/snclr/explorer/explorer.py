@@ -23,7 +23,7 @@ from snclr.errors import UserError, count
 from snclr.evaluation.analysis.graph import Graph, neighbor_graph
 from snclr.evaluation.session import Session
 from snclr.explorer.jobs import Job, Jobs, Pending
-from snclr.explorer.opened_run import ImageSet, Matrix, OpenedRun, open_sets
+from snclr.explorer.opened_run import ImageFeatures, ImageSet, OpenedRun, open_sets
 
 GRAPH_K = 20
 """Neighbors per image in the graph that colors the map."""
@@ -94,7 +94,7 @@ class Explorer:
         """The images to explore."""
         return self.sets["images"]
 
-    def opened(self, name: str) -> OpenedRun:
+    def run_named(self, name: str) -> OpenedRun:
         """Return a run by its name, a or b."""
         if name not in self.runs:
             raise UserError(f"there is no run {name!r}; open a second one with snclr explore RUN RUN2")
@@ -157,12 +157,12 @@ class Explorer:
 
     # Features
 
-    def features(self, run: OpenedRun, network: str, set_name: str = "images") -> Matrix:
+    def features(self, run: OpenedRun, network: str, set_name: str = "images") -> ImageFeatures:
         """Return the features of an image set, or raise Pending."""
         images = self.sets[set_name].dataset
         title = f"{TITLES[network]} of {len(images):,} images" + (f" ({run.title})" if run.name == "b" else "")
 
-        def compute(job: Job) -> Matrix:
+        def compute(job: Job) -> ImageFeatures:
             matrix = run.features(network, images, job.report)
             _ = matrix.row_of  # built here, because the first click must not wait for it
             return matrix

@@ -33,13 +33,13 @@ from snclr.evaluation.retrieval.space import snclr_space, weigh_as_trained
 from snclr.evaluation.session import Session, data_of
 from snclr.methods.common.queue import nearest_neighbors
 from snclr.methods.snclr.loss import SoftNeighborLoss, soft_neighbor_loss
-from snclr.models.encoders import EncoderSpec, build_encoder
+from snclr.models.encoders import build_encoder
 from snclr.train.build import encoder_spec, view_settings
 from snclr.train.config import read_config, resolve, setting_groups
 from snclr.train.load_run import load_trained_method
 
 Space = Literal["encoder", "projection"]
-_DRAFT_SIDES = 4  # as the training loader decodes
+_DRAFT_SIDES = 4  # sides of a view that a JPEG is decoded at, at least: as in the training loader
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ImageSet:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class ImageFeatures:
     """Normalized features (m, D) of images `ids` (m,) of an image set."""
 
     features: Tensor
@@ -83,8 +83,6 @@ class OpenedRun:
         self.method: Any = None
         self.config: Any = None
         self.step: int | None = None
-        self.spec: EncoderSpec
-        encoder: nn.Module
         if self.dir.config.is_file() and self.dir.has_checkpoints():
             self.method, self.config = load_trained_method(path, torch.device(self.device))
             self.spec = encoder_spec(self.config)
@@ -118,14 +116,12 @@ class OpenedRun:
         """The features by which images can be ranked."""
         return ["projection", "encoder"] if self.criterion is not None else ["encoder"]
 
-    def features(self, network: str, dataset: ImageDataset, report: OnProgress) -> Matrix:
+    def features(self, network: str, dataset: ImageDataset, report: OnProgress) -> ImageFeatures:
         """Return the features of a dataset from the run's cache, or extract what is missing."""
-        if network not in self.networks:
-            raise UserError(f"{self.path} has no projection heads")
         role = self._encoder_role if network == "encoder" else network
         return self._extract(self.networks[network], role, dataset, report)
 
-    def _extract(self, network: nn.Module, role: str, dataset: ImageDataset, report: OnProgress) -> Matrix:
+    def _extract(self, network: nn.Module, role: str, dataset: ImageDataset, report: OnProgress) -> ImageFeatures:
         done = 0
 
         def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -139,7 +135,7 @@ class OpenedRun:
             found = self.session.features(network, dataset, image_size=self.image_size, role=role)
         finally:
             hook.remove()
-        return Matrix(F.normalize(found.features, dim=1), found.ids, found.features if role == "y1" else None)
+        return ImageFeatures(F.normalize(found.features, dim=1), found.ids, found.features if role == "y1" else None)
 
     @torch.no_grad()
     def encode(self, network: str, views: Tensor) -> Tensor:
@@ -147,13 +143,13 @@ class OpenedRun:
         features: Tensor = self.networks[network].to(self.device).eval()(views.to(self.device))
         return features.float().cpu()
 
-    def queue(self, network: str = "y2") -> Matrix | None:
+    def queue(self, network: str = "y2") -> ImageFeatures | None:
         """Return the projections of the run's queue, or with `searched` the searched features; None if empty."""
         queue = None if self.criterion is None else self.criterion.queue
         if queue is None or len(queue) == 0:
             return None
         features = queue.candidates if network == "y2" else queue.search_candidates
-        return Matrix(features.float().cpu(), queue.ids[: len(queue)].cpu())
+        return ImageFeatures(features.float().cpu(), queue.ids[: len(queue)].cpu())
 
     @torch.no_grad()
     def predict(self, y1: Tensor) -> Tensor:
@@ -171,7 +167,7 @@ class OpenedRun:
         return explain_loss(self.criterion, query, gallery, own_id=own_id)
 
     @torch.no_grad()
-    def losses(self, y1: Matrix, y2: Matrix, search: Matrix, report: OnProgress) -> Tensor:
+    def losses(self, y1: ImageFeatures, y2: ImageFeatures, search: ImageFeatures, report: OnProgress) -> Tensor:
         """Return the loss (n,) of each image among all others, each as a batch of one image (as `explain`)."""
         assert self.criterion is not None
         assert y1.raw is not None
@@ -199,7 +195,7 @@ class OpenedRun:
         """Return step and path of the checkpoints and encoder snapshots of the run, oldest first."""
         return sorted((saved_checkpoints(self.dir.checkpoints) | snapshots(self.dir)).items())
 
-    def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: OnProgress) -> Matrix:
+    def kept_features(self, step: int, path: Path, dataset: ImageDataset, report: OnProgress) -> ImageFeatures:
         """Return the features of the encoder in a kept checkpoint or snapshot: the one that the run exports."""
         if path.is_dir():
             exported = self.method.exported_encoder
@@ -212,7 +208,7 @@ class OpenedRun:
         encoder.load_state_dict(state)
         return self._extract(encoder.eval(), f"step{step}", dataset, report)
 
-    def pixels(self, dataset: ImageDataset, report: OnProgress) -> Matrix:
+    def pixels(self, dataset: ImageDataset, report: OnProgress) -> ImageFeatures:
         """Return the images themselves as features: 16 × 16 pixels."""
         return self._extract(nn.Sequential(nn.AdaptiveAvgPool2d(16), nn.Flatten()), "pixels", dataset, report)
 

@@ -69,22 +69,15 @@ def build_app(explorer: Explorer, token: str, port: int) -> Guard:
     routes = [
         Route("/", _asset),
         Route("/assets/{name}", _asset),
-        Route("/image/{set}/{id}", _image),
-        Route("/api/query", _upload, methods=["POST"]),
-        Route("/api/box", _box, methods=["POST"]),
-        Route("/api/export", _export, methods=["POST"]),
-        Route("/api/events", _events),
-        *(Route(f"/api/{name}", partial(_value, function)) for name, function in ENDPOINTS.items()),
+        Route("/image/{set}/{id}", partial(_image, explorer)),
+        Route("/api/query", partial(_upload, explorer), methods=["POST"]),
+        Route("/api/box", partial(_box, explorer), methods=["POST"]),
+        Route("/api/export", partial(_export, explorer), methods=["POST"]),
+        Route("/api/events", partial(_events, explorer)),
+        *(Route(f"/api/{name}", partial(_value, explorer, function)) for name, function in ENDPOINTS.items()),
     ]
     handlers: dict[Any, Any] = dict.fromkeys((Pending, UserError, BadImage), _failure)
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.state.explorer = explorer
-    return Guard(app, token, port)
-
-
-def _explorer(request: Request) -> Explorer:
-    explorer: Explorer = request.app.state.explorer
-    return explorer
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, port)
 
 
 def _asset(request: Request) -> Response:
@@ -94,9 +87,8 @@ def _asset(request: Request) -> Response:
     return FileResponse(ASSETS / name) if is_known else Response("not found\n", 404)
 
 
-def _image(request: Request) -> Response:
+def _image(explorer: Explorer, request: Request) -> Response:
     """Return an image in the smallest of the sizes that is not below the requested one."""
-    explorer = _explorer(request)
     ref = explorer.ref(request.path_params["set"], request.path_params["id"])
     wanted = _whole_number("side", request.query_params.get("side", "96"))
     side = next((side for side in SIDES if side >= wanted), SIDES[-1])
@@ -105,18 +97,16 @@ def _image(request: Request) -> Response:
     return Response(data, media_type=kind, headers={"cache-control": caching})
 
 
-async def _upload(request: Request) -> Response:
+async def _upload(explorer: Explorer, request: Request) -> Response:
     """Keep an uploaded image as a query."""
-    explorer = _explorer(request)
     data = await _body(request, MAX_UPLOAD_BYTES)
     title = unquote(request.headers.get("x-file-name", ""))[:200] or "dropped image"
     ref = await run_in_threadpool(explorer.add_query, data, title)
     return JSONResponse(explorer.describe(ref))
 
 
-async def _box(request: Request) -> Response:
+async def _box(explorer: Explorer, request: Request) -> Response:
     """Keep a box of an image as a query."""
-    explorer = _explorer(request)
     body = _json(await _body(request, 10_000))
     try:
         ref = explorer.ref(str(body["set"]), body["id"])
@@ -127,18 +117,17 @@ async def _box(request: Request) -> Response:
     return JSONResponse(explorer.describe(ref))
 
 
-async def _export(request: Request) -> Response:
+async def _export(explorer: Explorer, request: Request) -> Response:
     """Return the list file of a curation."""
     body = _json(await _body(request, MAX_UPLOAD_BYTES))
-    text = await run_in_threadpool(curate.export, _explorer(request), body)
+    text = await run_in_threadpool(curate.export, explorer, body)
     headers = {"content-disposition": 'attachment; filename="snclr-list.txt"'}
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-async def _events(request: Request) -> Response:
+async def _events(explorer: Explorer, request: Request) -> Response:
     """Send the data of the screen Run whenever a line is added to its metrics."""
-    explorer = _explorer(request)
-    run = explorer.opened(request.query_params.get("run", "a"))
+    run = explorer.run_named(request.query_params.get("run", "a"))
 
     async def stream() -> AsyncIterator[str]:
         known = -1
@@ -154,9 +143,9 @@ async def _events(request: Request) -> Response:
     return StreamingResponse(stream(), media_type="text/event-stream")
 
 
-def _value(function: Callable[..., Any], request: Request) -> Response:
+def _value(explorer: Explorer, function: Callable[..., Any], request: Request) -> Response:
     """Return the value of a read-only endpoint: an array as its bytes, others as JSON."""
-    value = call(function, _explorer(request), request.query_params)
+    value = call(function, explorer, request.query_params)
     if isinstance(value, np.ndarray):
         return Response(np.ascontiguousarray(value, np.float32).tobytes(), media_type="application/octet-stream")
     return JSONResponse(value)
@@ -166,7 +155,7 @@ def call(function: Callable[..., Any], explorer: Explorer, given: Mapping[str, s
     """Call the function of an endpoint with the parameters of a request that have the names of its own."""
     objects: dict[str, Callable[[], Any]] = {
         "explorer": lambda: explorer,
-        "run": lambda: explorer.opened(given.get("run", "a")),
+        "run": lambda: explorer.run_named(given.get("run", "a")),
         "ref": lambda: explorer.ref(given.get("set", "images"), given.get("id", "")),
         "changes": lambda: views.parse_changes(given),
     }
@@ -219,10 +208,9 @@ def _json(data: bytes) -> dict[str, Any]:
 
 def make_server(explorer: Explorer, port: int, token: str) -> uvicorn.Server:
     """Return a server that Ctrl-C and SIGTERM end, also if they arrive before it runs."""
-    app = build_app(explorer, token, port)
     config = uvicorn.Config(
-        app, log_level="warning", lifespan="off", access_log=False, server_header=False, timeout_graceful_shutdown=1,
-        ws="none",
+        build_app(explorer, token, port), log_level="warning", lifespan="off", access_log=False, server_header=False,
+        timeout_graceful_shutdown=1, ws="none",
     )  # fmt: skip
     server = uvicorn.Server(config)
     handle_exit = server.handle_exit

@@ -1,4 +1,4 @@
-// The shell: header, screens, keys, theme.
+// The frame of all screens: header, keys, theme.
 
 import { get, isStatic } from "./api.js";
 import { h, replace, visible } from "./dom.js";
@@ -22,8 +22,8 @@ const KEYS = [
   ["/", "search for an image by name"],
   ["r", "a random image"],
   ["← → ↑ ↓", "move between images"],
-  ["Enter", "walk to the focused neighbor"],
-  ["Backspace", "walk back"],
+  ["Enter", "make the focused neighbor the query"],
+  ["Backspace", "back to the query before"],
   ["b", "Neighbors: browse all images"],
   ["l", "Map: lasso on or off (or hold Shift and drag)"],
   ["+  −  0", "Map and Time: zoom in, out, fit"],

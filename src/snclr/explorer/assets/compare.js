@@ -70,7 +70,7 @@ export function mount(root, app) {
             histogram(found),
           )
         : null,
-      found && found.count < found.total ? h("p", { class: "quiet", text: `On ${count(found.count)} of ${count(found.total)} images; neighbors are searched among these.` }) : null,
+      found && found.count < app.sets[0].count ? h("p", { class: "quiet", text: `On ${count(found.count)} of ${count(app.sets[0].count)} images; neighbors are searched among these.` }) : null,
     );
   }
 

@@ -110,7 +110,7 @@ export function mount(root, app) {
       replace(
         legend,
         h("div", { class: "names" }, names.slice(0, 40).map((value) => {
-          const name = mode === "class" ? visible(info.classes[value]) : `cluster ${value + 1}`;
+          const name = mode === "class" ? visible(app.sets[0].classes[value]) : `cluster ${value + 1}`;
           return h("button", {
             type: "button", class: hidden.has(value) ? "off" : "", "aria-pressed": String(!hidden.has(value)), title: "Click to fade, double-click to show alone",
             onclick: () => { hidden.has(value) ? hidden.delete(value) : hidden.add(value); paint(mode); },
@@ -140,7 +140,7 @@ export function mount(root, app) {
         h("summary", { text: "Map" }),
         app.runs.length > 1 ? select("Run", app.runs.map((each) => [each.name, shortName(each.title)]), runName(), (value) => { state.set({ run: value === "a" ? undefined : value }); location.reload(); }) : null,
         h("div", { class: "field" }, h("span", { text: "Layout" }), segmented("Layout", [["pca", "PCA"], ...(info.layouts.includes("umap") ? [["umap", "UMAP"]] : [])], shown.layout, (value) => state.set({ layout: value === "pca" ? undefined : value }, { replace: true }))),
-        info.umap_missing ? h("p", { class: "quiet", text: "UMAP: pip install 'snclr[explore]'" }) : null,
+        info.layouts.includes("umap") ? null : h("p", { class: "quiet", text: "UMAP: pip install 'snclr[explore]'" }),
         select("Color", info.modes.map((mode) => [mode.name, mode.title]), shown.mode, (value) => state.set({ color: value }, { replace: true })),
         h("p", { class: "quiet", text: HELP[shown.mode] }),
         legend,
@@ -168,7 +168,7 @@ export function mount(root, app) {
     const image = imageOf(row);
     Object.assign(tip.style, { left: `${Math.min(at[0] + 16, scatter.width - 150)}px`, top: `${Math.min(at[1] + 16, scatter.height - 170)}px` });
     const value = values ? values[row] : NaN;
-    const text = shown.mode === "class" ? (Number.isNaN(value) ? "no label" : visible(info.classes[value])) : shown.mode === "cluster" ? `cluster ${value + 1}` : `${info.modes.find((mode) => mode.name === shown.mode).title.toLowerCase()} ${number(value, 2)}`;
+    const text = shown.mode === "class" ? (Number.isNaN(value) ? "no label" : visible(app.sets[0].classes[value])) : shown.mode === "cluster" ? `cluster ${value + 1}` : `${info.modes.find((mode) => mode.name === shown.mode).title.toLowerCase()} ${number(value, 2)}`;
     replace(tip, tile({ ...image, key: "" }, { side: 192 }), h("span", { text }));
   }
 
@@ -244,11 +244,11 @@ export function mount(root, app) {
     const box = h("div", {});
     inspect(box);
     const classes = new Map();
-    if (info.classes) {
+    if (app.sets[0].classes) {
       floats("map/values", { mode: "class", run: runName() }).then((of) => {
         for (const row of rows) if (!Number.isNaN(of[row])) classes.set(of[row], (classes.get(of[row]) ?? 0) + 1);
         const most = Math.max(...classes.values());
-        replace(box.querySelector(".bars"), [...classes].sort((a, b) => b[1] - a[1]).slice(0, 12).map(([value, size]) => h("div", { class: "bar-row" }, h("span", { text: visible(info.classes[value]) }), h("span", { class: "meter" }, h("i", { style: { width: `${(100 * size) / most}%`, background: hue(value) } })), h("small", { text: count(size) }))));
+        replace(box.querySelector(".bars"), [...classes].sort((a, b) => b[1] - a[1]).slice(0, 12).map(([value, size]) => h("div", { class: "bar-row" }, h("span", { text: visible(app.sets[0].classes[value]) }), h("span", { class: "meter" }, h("i", { style: { width: `${(100 * size) / most}%`, background: hue(value) } })), h("small", { text: count(size) }))));
       });
     }
     replace(

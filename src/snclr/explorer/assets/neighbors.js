@@ -1,4 +1,4 @@
-// Neighbors: query by click, drop, paste, file or box; walk from neighbor to neighbor.
+// Neighbors: query by click, drop, paste, file or box; a click on a neighbor makes it the query.
 
 import { get, imageUrl, post } from "./api.js";
 import { count, h, number, percent, replace, shortName, visible } from "./dom.js";

@@ -46,7 +46,7 @@ export function mount(root, app) {
   }
 
   async function colors() {
-    if (!info.classes) return;
+    if (!app.sets[0].classes) return;
     const [all, rows] = await Promise.all([floats("map/values", { mode: "class", run: "a" }), floats("map/ids", { run: "a" })]);
     const of = new Map(Array.from(rows, (id, row) => [id, all[row]]));
     scatter.setColors(categorical(Float32Array.from(ids, (id) => of.get(id) ?? NaN)));
@@ -125,7 +125,7 @@ export function mount(root, app) {
 
   function drawSide(note = "") {
     const steps = info.steps.map((each) => each.step);
-    const sampled = info.count < info.total ? ` of a sample of ${count(info.count)} of the ${count(info.total)} images` : "";
+    const sampled = info.count < app.sets[0].count ? ` of a sample of ${count(info.count)} of the ${count(app.sets[0].count)} images` : "";
     const charts = [];
     const mark = steps[at];
     if (info.steps[0].purity !== null) charts.push(chart("Neighbor purity", `${info.k} neighbors${sampled}`, [{ x: steps, y: info.steps.map((each) => each.purity) }], { share: true, xName: "step", mark, chance: info.chance ?? undefined }));

@@ -41,7 +41,7 @@ def _side(explorer: Explorer, name: str, count: int) -> SampleGraph:
             matrix = explorer.run.pixels(sample(explorer.images.dataset, count), job.report)
             ids, features = sampled[matrix.ids], matrix.features
         else:
-            matrix = explorer.features(explorer.opened(name), "encoder")
+            matrix = explorer.features(explorer.run_named(name), "encoder")
             rows = torch.tensor([r for i in sampled.tolist() if (r := matrix.row_of.get(i)) is not None])
             ids, features = matrix.ids[rows], matrix.features[rows]
         return SampleGraph(ids, neighbor_graph(features, K, job.report), features)
@@ -58,7 +58,6 @@ def compare(explorer: Explorer, one: str = "a", other: str = "", limit: int = 60
     return {
         "k": k,
         "count": len(ids),
-        "total": len(explorer.images.dataset),
         "overlap": float(shared.mean()),
         "histogram": torch.bincount((shared * k).round().long(), minlength=k + 1).tolist(),
         "chance": explorer.chance().get("neighbor_purity"),

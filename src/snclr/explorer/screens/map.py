@@ -73,10 +73,8 @@ def describe(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     modes = color_modes(explorer, run)
     return {
         "count": len(explorer.features(run, "encoder").ids),
-        "classes": explorer.images.classes,
         "layouts": ["pca", "umap"] if umap_installed() else ["pca"],
         "modes": [{"name": name, "title": mode.title} for name, mode in modes.items() if not mode.missing],
-        "umap_missing": not umap_installed(),
     }
 
 

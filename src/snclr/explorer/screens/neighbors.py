@@ -14,7 +14,7 @@ from snclr.errors import UserError
 from snclr.evaluation.retrieval.gallery import Gallery, same_class
 from snclr.evaluation.retrieval.space import weigh_by_cosine
 from snclr.explorer.explorer import Explorer, ImageRef
-from snclr.explorer.opened_run import Matrix, OpenedRun, Space
+from snclr.explorer.opened_run import ImageFeatures, OpenedRun, Space
 from snclr.methods.common import kernels
 
 MAX_K = 200
@@ -92,7 +92,7 @@ def query_features(explorer: Explorer, run: OpenedRun, network: str, ref: ImageR
     return raw[row : row + 1]
 
 
-def _gallery(explorer: Explorer, run: OpenedRun, gallery: str, space: Space) -> tuple[Matrix, str]:
+def _gallery(explorer: Explorer, run: OpenedRun, gallery: str, space: Space) -> tuple[ImageFeatures, str]:
     """Return the features of a gallery and the image set that its ids refer to."""
     if gallery == "queue":
         queue = run.queue()

@@ -89,10 +89,8 @@ def timeline(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
             for (step, (_, graph, _)), before in zip(graphs.items(), [None, *graphs.values()], strict=False)
         ],
         "count": len(ids),
-        "total": len(explorer.images.dataset),
         "k": K,
         "chance": explorer.chance().get("neighbor_purity"),
-        "classes": explorer.images.classes,
         "steps_per_epoch": None if last is None else float(last["step"]) / float(last["epoch"]),
     }
 

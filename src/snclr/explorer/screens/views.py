@@ -17,8 +17,8 @@ from snclr.explorer.opened_run import OpenedRun
 from snclr.runtime.settings import describe
 
 MAX_EPOCHS = 12
-SLIDERS = {name: setting.help for name, setting in describe(ViewSettings).items() if setting.types == (float,)}
-"""Settings of a view with a slider, and their meaning."""
+SLIDERS = {name: setting for name, setting in describe(ViewSettings).items() if setting.types == (float,)}
+"""Settings of a view with a slider."""
 
 
 def settings(run: OpenedRun) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def settings(run: OpenedRun) -> dict[str, Any]:
     return {
         "views": [asdict(first), asdict(second)],
         "sliders": [
-            {"name": name, "limit": 0.5 if name == "hue" else 1.0, "help": text} for name, text in SLIDERS.items()
+            {"name": name, "limit": 0.5 if name == "hue" else 1.0, "help": one.help} for name, one in SLIDERS.items()
         ],
         "seed": run.seed,
         "name": None if run.config is None else run.config.views,
@@ -82,10 +82,7 @@ def parse_changes(values: Mapping[str, str]) -> tuple[dict[str, float], dict[str
     for name, text in values.items():
         view, _, setting = name.partition(".")
         if view in ("0", "1") and setting in SLIDERS:
-            try:
-                changes[int(view)][setting] = float(text)
-            except ValueError:
-                raise UserError(f"{name} is {text!r}; give a number") from None
+            changes[int(view)][setting] = SLIDERS[setting].parse(text)
     return changes if any(changes) else None
 
 
