@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from snclr.api.early_checks import check_folder, check_numbers
 from snclr.api.options import FunctionT, describe
 from snclr.runtime.settings import Range
 from snclr.studies.options import StudyOptions
-
-if TYPE_CHECKING:
-    from snclr.studies.run_study import StudyEstimate, StudyResult
+from snclr.studies.run_study import StudyEstimate, StudyResult, run_study
 
 
 def _with_study_options(function: FunctionT) -> FunctionT:
@@ -56,7 +54,6 @@ def compare(
     options, settings = StudyOptions.split(keywords)
     check_folder(options.out)
     from snclr.studies.assemble import assemble_comparison
-    from snclr.studies.run_study import run_study
 
     plan = assemble_comparison(
         options, settings, methods=methods, study=study, budget=budget, tune=tune, tune_seed=tune_seed, coco=coco,
@@ -89,6 +86,5 @@ def ablate(
     options, settings = StudyOptions.split(keywords)
     check_folder(options.out)
     from snclr.studies.assemble import assemble_ablation
-    from snclr.studies.run_study import run_study
 
     return run_study(assemble_ablation(options, settings, table=table, values=values, steps=steps, name=name))

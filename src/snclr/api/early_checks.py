@@ -13,10 +13,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snclr.checkpoint.run_dir import RunDir, no_run_to_resume, open_run
 from snclr.errors import UserError, similar_path
+from snclr.io.atomic import check_file_name, check_writable
 from snclr.runtime.machine import check_precision, has_gpu_driver
 from snclr.runtime.settings import Range
 from snclr.runtime.stop import STARTED_BY
+from snclr.train.config import fit_queue, read_config, require_paths, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,8 +33,6 @@ def check_run_and_data(
 ) -> None:
     """Raise UserError if there is no run, device or precision of that name, or nothing for data that was given."""
     if not _has_other_ranks():
-        from snclr.checkpoint.run_dir import open_run
-
         open_run(run)
     check_data(*data)
     check_device(device, precision)
@@ -73,11 +74,10 @@ def check_data(*data: str | Path | None) -> None:
         from snclr.data.datasets.base import check_spec
         from snclr.data.datasets.huggingface import check_reachable, names_huggingface
 
-        for spec in data:
-            if spec:
-                check_spec(spec)
-            if names_huggingface(str(spec)):
-                check_reachable(str(spec))
+        for spec in map(str, filter(None, data)):
+            check_spec(spec)
+            if names_huggingface(spec):
+                check_reachable(spec)
 
 
 def check_query(run: str | Path, image: str | Path, data: str | None = None, *, split: str | None = None) -> None:
@@ -112,8 +112,6 @@ def check_file(
     """Raise UserError if a file that was named for the output has another suffix, exists or cannot be written."""
     if out is None or _has_other_ranks():
         return
-    from snclr.io.atomic import check_file_name, check_writable
-
     path = check_file_name(out, suffixes, flag=flag)
     check_writable(path, f"choose another {flag}", overwrite=overwrite)
 
@@ -121,8 +119,6 @@ def check_file(
 def check_folder(out: str | Path | None, *, flag: str = "--out") -> None:
     """Raise UserError if no file can be written to a folder that was named for the output."""
     if out is not None and not _has_other_ranks():
-        from snclr.io.atomic import check_writable
-
         path = Path(out)
         if path.is_file():
             raise UserError(f"{flag} {path} is a file; give the name of a folder")
@@ -152,12 +148,10 @@ def check_pretrain(settings: Mapping[str, Any], config: str | Path | None) -> st
     """
     if _has_other_ranks():
         return ""
-    from snclr.checkpoint.run_dir import RunDir, no_run_to_resume
     from snclr.data.datasets.base import open_dataset
     from snclr.data.read_check import unread_photos
     from snclr.data.sampler import steps_per_epoch
     from snclr.models.names import check_name
-    from snclr.train.config import fit_queue, require_paths, resolve
     from snclr.train.load_run import config_for_resume
 
     if settings.get("resume"):
@@ -196,9 +190,6 @@ def check_weights(weights: str | Path | None) -> None:
 
 def _training_data(run: str | Path) -> str | None:
     """Return the --data of a run, None for a folder of weights."""
-    from snclr.checkpoint.run_dir import RunDir
-    from snclr.train.config import read_config
-
     config = RunDir(run).config
     data = read_config(config).get("data") if config.is_file() else None
     return data if isinstance(data, str) else None

@@ -42,13 +42,12 @@ def show_study(result: StudyResult | StudyEstimate) -> None:
     if isinstance(result, StudyEstimate):
         _show_estimate(result)
         return
-    if result.table:
-        print(result.table["title"])
-        for heads, rows in parts(result.table):
-            print()
-            print_table(heads, rows, wrap=False)
-        print("\n" + "\n".join(f"  {line}" for line in explanation(result.table)))
-        print("files: " + "  ".join(result.files.values()))
+    print(result.table["title"])
+    for heads, rows in parts(result.table):
+        print()
+        print_table(heads, rows, wrap=False)
+    print("\n" + "\n".join(f"  {line}" for line in explanation(result.table)))
+    print("files: " + "  ".join(result.files.values()))
     for title, reason in result.failed.items():
         print(f"failed: {title}: {reason}", file=sys.stderr)
     if result.failed:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeAlias
 import docstring_parser
 from cyclopts import App, CoercionError, Group, Parameter, Token, convert
 
+from snclr.api.options import describe
 from snclr.errors import american, known_spelling, snclr_command
 from snclr.runtime.settings import Setting, current_name
 
@@ -100,11 +101,9 @@ def add_command(app: App, name: str, command: Command, summary: str, position: i
     """Add a command with its flags to the application."""
 
     def target(*args: Any, **kwargs: Any) -> None:
-        """Carry the signature for parsing; `Command.call` calls the function."""
+        """Carry the signature for parsing, also by name in `cli.main.parse`; `Command.call` calls the function."""
 
-    parameters = list(_parameters(command))
-    target.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    target.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    describe(target, list(_parameters(command)), "")
     app.command(target, name=name, help=summary, help_epilogue=_reflow(command.examples), sort_key=position)
 
 

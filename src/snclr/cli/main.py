@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snclr.errors import OtherRankError, UserError
+from snclr.runtime.early_interrupt import end_quickly, is_snclr_program
+from snclr.runtime.progress import StatusLine, print_wrapped
+from snclr.runtime.stop import StopRequested, command_signals, rank_exit_code
+
 if TYPE_CHECKING:
     import inspect
 
     from cyclopts import App
 
     from snclr.cli.flags import Command
-    from snclr.runtime.progress import StatusLine
-    from snclr.runtime.stop import StopRequested
 
 COMMANDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("commands.json").read_bytes())
 """Of each command: its module in `snclr.cli`, its summary, and what to write `instead` of flags that other commands or
@@ -40,25 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is imported
     try:
-        from snclr.runtime.early_interrupt import end_quickly
-        from snclr.runtime.stop import command_signals
-
         with command_signals():
             code = _main(argv)
             end_quickly(code)
             return code
     except KeyboardInterrupt:
-        from snclr.runtime.stop import rank_exit_code
-
         print("interrupted", file=sys.stderr)
         return rank_exit_code(130)
 
 
 def _main(argv: Sequence[str]) -> int:
     """Show a status line at once, since the parser takes a moment, then parse and run."""
-    from snclr.runtime.early_interrupt import is_snclr_program
-    from snclr.runtime.progress import StatusLine
-
     name = command_name(argv)
     quiet = name is None or bool({"--json", "--help", "-h"} & set(argv))
     log = is_snclr_program(sys.orig_argv) and name not in (None, "demo") and COMMANDS[str(name)]["module"] != "lists"
@@ -71,7 +66,6 @@ def _parse_and_run(argv: Sequence[str], status: StatusLine) -> int:
 
     from snclr.cli.flags import flag_names, normalize_spelling, usage
     from snclr.cli.parse_errors import reason
-    from snclr.runtime.progress import print_wrapped
 
     argv = normalize_spelling(argv, COMMANDS)
     name = command_name(argv)
@@ -95,7 +89,7 @@ def command_name(argv: Sequence[str]) -> str | None:
 def parse(argv: Sequence[str]) -> inspect.BoundArguments | None:
     """Bind the arguments that were given, or print help or version and return None. Raise CycloptsError."""
     function, arguments, _ = build_app(argv).parse_args(list(argv), exit_on_error=False, print_error=False)
-    if command_name(argv) is None or function.__name__ != "target":
+    if command_name(argv) is None or function.__name__ != "target":  # cyclopts prints help or version
         function(*arguments.args, **arguments.kwargs)
         return None
     return arguments
@@ -134,9 +128,6 @@ def _run(
 ) -> int:
     """Call the command. Print its result on rank 0, and a UserError on each rank that raises one."""
     from snclr.cli.flags import given_flags, with_flags
-    from snclr.errors import OtherRankError, UserError
-    from snclr.runtime.progress import print_wrapped
-    from snclr.runtime.stop import StopRequested, rank_exit_code
 
     as_json = bool(arguments.arguments.get("json"))
     if command.intro and not as_json:
@@ -186,7 +177,3 @@ def _is_rank_0() -> bool:
     from snclr.distributed.collectives import rank_and_size
 
     return rank_and_size()[0] == 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ from snclr.api.pretrain import doctor, plan, pretrain
 from snclr.cli.flags import Command
 from snclr.cli.output import print_table, size
 from snclr.errors import count, snclr_command
-from snclr.runtime.progress import print_wrapped
+from snclr.runtime.progress import duration, print_wrapped
 
 if TYPE_CHECKING:
     from snclr.diagnostics.suite import DoctorResult
@@ -74,8 +74,6 @@ def show_plan(plan: RunPlan) -> None:
 
 
 def _facts(plan: RunPlan) -> Iterator[tuple[str, str]]:
-    from snclr.runtime.progress import duration
-
     steps = f"{count(plan.steps_per_epoch, 'step')} per epoch, {plan.steps:,} in {count(plan.epochs, 'epoch')}"
     yield "images", f"{plan.images:,} in batches of {plan.batch_size:,}: {steps}"
     if plan.unreadable:
