@@ -31,18 +31,18 @@ def check_kernels(setup: Setup) -> Iterator[CheckRow]:
     generator = torch.Generator().manual_seed(0)
     z, keys = (F.normalize(torch.randn(rows, d, generator=generator), dim=1) for rows in (n, m))
     size = f"{n} × {m:,} × {d}"
-    passes = functools.partial(CheckRow.at_most, limit=FLOAT32_ERROR, advice=ADVICE)
+    row = functools.partial(CheckRow.at_most, limit=FLOAT32_ERROR, advice=ADVICE)
     with exact_float32(setup.device):
-        yield passes(f"top-k search, {size}", topk_error(z, keys, k, setup.device))
+        yield row(f"top-k search, {size}", topk_error(z, keys, k, setup.device))
         value, gradient = logsumexp_errors(z, keys, setup.device)
-        yield passes(f"log-sum-exp, {size}, value", value)
-        yield passes(f"log-sum-exp, {size}, gradient", gradient)
+        yield row(f"log-sum-exp, {size}, value", value)
+        yield row(f"log-sum-exp, {size}, gradient", gradient)
         error = positiveness_error(z, keys[: n * k].view(n, k, d), setup.device)
-        yield passes(f"positiveness, {n} × {k} × {d}", error)
+        yield row(f"positiveness, {n} × {k} × {d}", error)
         if setup.kind == "cpu":
             yield CheckRow("color stage", "not applicable", "the CPU is the reference")
         else:
-            yield passes("color stage", color_error(setup.device), limit=COLOR_ERROR)
+            yield row("color stage", color_error(setup.device), limit=COLOR_ERROR)
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:

@@ -24,7 +24,7 @@ from snclr.errors import UserError, snclr_command
 from snclr.evaluation.analysis.layout import pca
 from snclr.evaluation.results import read_results
 from snclr.evaluation.retrieval import gallery as retrieval
-from snclr.evaluation.retrieval.neighbors import pick_queries
+from snclr.evaluation.retrieval.neighbors import sampled_queries
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.io.atomic import explain_unwritable, write_atomic
@@ -142,7 +142,7 @@ def build_page(session: Session, run: RunDir, options: ReportOptions, data: str 
         if dataset is not None:
             some = sample(dataset, options.images, options.seed)
             neighbors = _try(lambda: compute_neighbors(session, run, some, options), missing, "neighbors")
-            embedding_map = _try(lambda: compute_map(session, run, some, options), missing, "map")
+            embedding_map = _try(lambda: compute_map(session, run, some), missing, "map")
         classes = _try(lambda: classify_again(session, page.results, options.class_names), missing, "classes")
     if dataset is not None and not data:
         page = replace(page, images=len(dataset), chance=chance_levels(dataset.labels))
@@ -193,12 +193,9 @@ def count_invalid_lines(run: RunDir) -> int:
 def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> NeighborSection:
     """Find the neighbors of some images among the whole dataset, in the run's own embedding space."""
     space = open_space(run.path, device=session.device)
-    queries = retrieval.Queries.embed(session, space, dataset)
-    images = len(queries.features.ids)
-    if images < 2:
-        raise UserError(f"neighbors need at least two readable images; {dataset.name} has {images}")
-    gallery = retrieval.Gallery.from_features(queries.features, dataset, space.projections(session, dataset))
-    queries = queries.take(pick_queries(queries.features, images, seed=options.seed))
+    (queries,), gallery, _ = sampled_queries(session, space, dataset, None, most=len(dataset), seed=options.seed)
+    if len(gallery.ids) < 2:
+        raise UserError(f"neighbors need at least two readable images; {dataset.name} has {len(gallery.ids)}")
     ranked, weights = retrieval.rank_as_trained(queries, gallery, options.k, space), space.describe_weights()
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
@@ -217,7 +214,7 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
     return NeighborSection(rows, uris, protocol, purity, None if weights is None else f"{weights}.", chance)
 
 
-def compute_map(session: Session, run: RunDir, dataset: ImageDataset, options: ReportOptions) -> EmbeddingMap:
+def compute_map(session: Session, run: RunDir, dataset: ImageDataset) -> EmbeddingMap:
     """Project the features of the exported encoder, or of the last checkpoint, to two dimensions."""
     encoder, image_size, role = _encoder(run, session.device)
     features = session.features(encoder, dataset, image_size=image_size, role=role, description="map")

@@ -45,8 +45,7 @@ class ClassTable:
     @property
     def shares(self) -> npt.NDArray[np.float64]:
         """The matrix with rows that sum to 1, or to 0 without test images."""
-        shares: npt.NDArray[np.float64] = self.matrix / np.maximum(self.matrix.sum(axis=1, keepdims=True), 1)
-        return shares
+        return np.asarray(self.matrix / np.maximum(self.matrix.sum(axis=1, keepdims=True), 1))
 
     def confusions(self, count: int = 10) -> list[tuple[str, str, int, int]]:
         """Return the most frequent errors: true class, predicted class, images, images of the true class."""

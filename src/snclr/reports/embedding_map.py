@@ -56,8 +56,7 @@ def _positions(points: Array) -> Array:
     low, high = points.min(axis=0), points.max(axis=0)
     available = np.array([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN])
     scale = float((available / np.maximum(high - low, 1e-12)).min()) if (high > low).any() else 0.0
-    positions: Array = np.array([WIDTH, HEIGHT]) / 2 + (points - (low + high) / 2) * scale * np.array([1.0, -1.0])
-    return positions
+    return np.asarray(np.array([WIDTH, HEIGHT]) / 2 + (points - (low + high) / 2) * scale * np.array([1.0, -1.0]))
 
 
 def _colors(classes: Sequence[str | None]) -> tuple[list[str], list[tuple[str, str, int]]]:

@@ -50,7 +50,7 @@ def find_neighbors(
     else:
         assert dataset is not None
         most = max(rows, MAX_QUERIES)
-        queries, gallery, shown = _sampled_queries(session, space, dataset, candidates, most=most, seed=seed)
+        queries, gallery, shown = sampled_queries(session, space, dataset, candidates, most=most, seed=seed)
     table = [(each.dataset, row) for each in queries for row in rank_as_trained(each, gallery, k, space)]
     purity, chance, purity_description = measure_purity([row for _, row in table], gallery)
     protocol = (
@@ -92,7 +92,7 @@ def _given_queries(
     return queries, gallery, count(sum(len(each.features.ids) for each in queries), "query image")
 
 
-def _sampled_queries(
+def sampled_queries(
     session: Session, space: EmbeddingSpace, dataset: ImageDataset, candidates: str | None, *, most: int, seed: int
 ) -> tuple[list[Queries], Gallery, str]:
     """Return at most `most` images of a dataset as queries, the gallery, and a description of the queries."""
