@@ -146,8 +146,7 @@ def explore(
             static_folder.check_folder(Path(static), overwrite=overwrite)
         session = stack.enter_context(open_session(run, device=device, cache=cache, quiet=True))
         explorer = Explorer(session, other, data=data, test=test, gallery=gallery, served=static is None)
-        stack.callback(explorer.jobs.join, 5.0)
-        stack.callback(explorer.jobs.close)  # before it is joined
+        stack.callback(explorer.jobs.close, seconds=5.0)
         if static is not None:
             return static_folder.write_static(explorer, Path(static), images=images, quiet=quiet)
         token = secrets.token_urlsafe(24)

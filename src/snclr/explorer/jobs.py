@@ -118,12 +118,9 @@ class Jobs:
             if parent is not None:
                 parent.waits_for = None
 
-    def close(self) -> None:
-        """Cancel the jobs at their next report."""
+    def close(self, *, seconds: float = 0.0) -> None:
+        """Cancel the jobs at their next report and wait for the threads; a job without reports may still run."""
         self.closed = True
-
-    def join(self, seconds: float) -> None:
-        """Wait for the threads after `close`; a job that cannot be cancelled may still run afterward."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

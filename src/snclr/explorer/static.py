@@ -64,8 +64,7 @@ def write_static(explorer: Explorer, folder: Path, *, images: int = 1_000, quiet
         write_atomic(folder / name, data)
         sizes[name] = len(data)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARKER).write_text("written by snclr explore --static\n")
+    write_atomic(folder / MARKER, "written by snclr explore --static\n")
     chunks: dict[str, str] = {}  # the file of each request
     with Progress("static page", total=None, unit="parts", quiet=quiet) as progress:
         read = partial(_read, explorer, progress)
