@@ -282,6 +282,14 @@ def test_test_images_that_were_trained_on_are_counted(own, images, test_images, 
     assert linear.warnings == [warning]
 
 
+def test_an_unreadable_training_image_does_not_hide_the_test_image_of_its_name(own, images, tmp_path):
+    train, test = (Path(shutil.copytree(images, tmp_path / name)) for name in ("train", "test"))
+    (warning,) = warnings_of(own, data=str(train), test=str(test))
+    assert "trained on 48 of the 48" in warning
+    (train / "blue" / "blue_1.png").write_bytes(b"no image")
+    assert warnings_of(own, data=str(train), test=str(test)) == [warning]
+
+
 def test_a_held_out_fifth_is_a_warning(own, images, tmp_path):
     (warning,) = warnings_of(own)
     assert warning == (

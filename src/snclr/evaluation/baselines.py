@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from snclr.checkpoint.run_dir import RunDir
+from snclr.distributed.collectives import rank_and_size
 from snclr.errors import UserError
 from snclr.evaluation.features import Features
 from snclr.evaluation.results import AccuracyResult
@@ -56,7 +57,7 @@ class FeatureClassifier(Generic[ScoreT]):
             train.features, train.labels, test.features, test.labels, data=self.inputs.description,
             device=self.session.device, state=state, stop=self.session.stop, quiet=self.session.quiet, **self.settings,
         )  # fmt: skip
-        return replace(score, skipped=[*train.skipped, *test.skipped])
+        return replace(score, skipped=test.skipped, skipped_training=len(train.skipped))
 
 
 def record_accuracy(
@@ -78,7 +79,7 @@ def record_accuracy(
             found = measure_baselines(classifier, note)
         except UserError as error:  # e.g. a class without readable images, which fine-tuning replaces
             omitted = [f"no baselines: {error}"]
-    facts = {"skipped": len(score.skipped), "data": inputs.description, **facts}
+    facts = {"skipped": score.skipped_training + len(score.skipped), "data": inputs.description, **facts}
     record = session.record(
         kind, score.numbers, score.protocol, **score.context, baselines=found,
         warnings=[*warnings, *split_warnings(session, inputs, score.skipped), *omitted], **facts,
@@ -127,7 +128,7 @@ def _measure(
         scores = {**score.numbers, "standard_error": score.context["standard_error"]}
         content = json.dumps({**scores, "identity": identity}, indent=1) + "\n"
         with contextlib.suppress(OSError, UserError):  # a failure of the cache is not an error
-            if session.cache and session.is_rank_zero:
+            if session.cache and rank_and_size()[0] == 0:
                 write_atomic(own_path, content)
     return scores
 

@@ -135,7 +135,7 @@ def linear_probe(
     )
     return _test_head(
         head, queries, classes, text, len(ids), len(labels) - len(ids), inputs.description, learning_rate=lr,
-        skipped=[task.skipped[index] for index in sorted(task.skipped)] + tested.skipped,
+        skipped=tested.skipped, skipped_training=len(task.skipped),
     )  # fmt: skip
 
 

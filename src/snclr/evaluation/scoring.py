@@ -34,7 +34,9 @@ class Score:
     facts: dict[str, Any] = field(default_factory=dict)
     """Further values to record, as part of `context`."""
     skipped: Sequence[Skip] = ()
-    """Images that could not be read, training images first; `classifier_of` adds them to scores of features."""
+    """Test images that could not be read; a `FeatureClassifier` adds them and the next number to its scores."""
+    skipped_training: int = 0
+    """Number of training images that could not be read."""
 
     @property
     def numbers(self) -> dict[str, Any]:

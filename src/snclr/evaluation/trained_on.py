@@ -30,14 +30,12 @@ _MAX_DECODED = 2_000
 def split_warnings(session: Session, inputs: EvalInputs, skipped: Sequence[Skip]) -> list[str]:
     """Return a warning if the test images are a held-out fifth, or if the run was trained on some of them.
 
-    `skipped` are the unreadable images, which do not count.
+    `skipped` are the unreadable test images, which do not count.
     """
 
     def find() -> list[str]:
-        bad = {(skip.index, skip.key) for skip in skipped}  # those of the training images have other keys or indices
-        labeled = np.flatnonzero(inputs.test_labels >= 0)
-        read = [(index, inputs.test.key(index)) not in bad for index in labeled.tolist()]
-        images = take(inputs.test, labeled[read])
+        unreadable = [skip.index for skip in skipped]
+        images = take(inputs.test, np.setdiff1d(np.flatnonzero(inputs.test_labels >= 0), unreadable))
         try:
             seen = count_trained_on(images, open_dataset(data_of(session.run), split="train"))
         except UserError:  # the images that the run was trained on are not available
