@@ -70,7 +70,7 @@ class Evaluations:
         self.run, self.images = folder / "run", folder / "images"
         self.dataset = open_dataset(str(self.images))
         self.labels = torch.from_numpy(self.dataset.labels)
-        self.session = Session(self.run, DEVICE, StopFlag(), True, True, False, 0)
+        self.session = Session(self.run, DEVICE, StopFlag(), True, False, 0)
 
     def features(self) -> Any:
         """Extract the features of all images."""

@@ -76,7 +76,7 @@ def test_kept_neighbors_and_trustworthiness_equal_their_definitions(features):
     points = layout.pca(features).points
     near = graph.neighbor_graph(features, K).index
     kept = layout.kept_neighbors(near, points)
-    trust = layout.trustworthiness(features, points, K)
+    trust = layout.trustworthiness(features, points, K, torch.arange(N))
     for row in range(N):
         distance = ((points - points[row]) ** 2).sum(axis=1)
         on_map = [i for i in np.argsort(distance, kind="stable").tolist() if i != row][:K]
@@ -161,7 +161,7 @@ def test_leaks_name_the_nearest_training_image(features):
         best = max(range(40), key=lambda other: float(train[other] @ feature))
         if float(train[best] @ feature) >= 0.9:
             expected[row] = best
-    assert {leak.test: leak.train for leak in found} == expected
+    assert {row: nearest for row, nearest, _ in found} == expected
     assert found[0][:2] == (20, 3)
 
 

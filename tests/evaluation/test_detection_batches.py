@@ -142,10 +142,10 @@ def test_sizes_and_flips_vary_between_epochs():
 
 def test_an_unreadable_image_is_replaced_and_reported(tmp_path):
     folder = tiny_coco.write(tmp_path)
-    (folder / "train2017" / "002.png").write_bytes(b"no image")
     coco = open_coco(folder)[0]
     steps = DetectionSteps(coco, SMALL)
-    wanted = next(step for step in range(9) if 1 in steps.step_ids(step)[1])
+    wanted = next(step for step in range(9) if 1 in [sample.number for sample in steps[step].samples])
+    (folder / "train2017" / "002.png").write_bytes(b"no image")
     batch = steps[wanted]
     assert len(batch.samples) == 2
     assert "known format" in batch.bad[1]

@@ -187,11 +187,6 @@ def test_auto_builds_an_index_only_if_it_saves_work(monkeypatch):
         choose_index("faiss", 1, 10)
 
 
-def test_features_of_different_width_raise_user_error():
-    with pytest.raises(UserError, match="same encoder"):
-        find_similar(torch.ones(1, 3), torch.ones(1, 2), 1)
-
-
 def test_bad_input_is_rejected_before_features_are_computed(run, images, tmp_path, monkeypatch):
     monkeypatch.setattr("snclr.evaluation.session.extract_features", lambda *a, **k: pytest.fail("encoded"))
     image = images / "red/red_1.png"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -104,7 +103,7 @@ class FinetuneTask(LoaderTask):
     def __post_init__(self) -> None:
         self.model.to(self.device)
         self.model.encoder.to(memory_format=torch.channels_last)
-        self.model = self.module = synchronize_batch_norm(self.model)
+        self.model = self.module = synchronize_batch_norm(self.model).train()
         self._classes = self.classes.to(self.device)
         s = self.settings
         self.rank, self.world_size = rank_and_size()
@@ -121,11 +120,6 @@ class FinetuneTask(LoaderTask):
         )  # fmt: skip
         self.steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = s.epochs * self.steps_per_epoch
-
-    def batches(self, start: int) -> Iterator[Batch]:
-        """Yield this rank's batches from step `start` on."""
-        self.model.train()
-        return super().batches(start)
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Run one step: learning rates, forward, non-finite check, backward, gradient average, update."""

@@ -43,15 +43,13 @@ from snclr.train.config import read_config
 
 @dataclass(frozen=True)
 class Session:
-    """The run under evaluation, its device and options; the same on every rank except `quiet` and `is_rank_zero`."""
+    """The run under evaluation, its device and options; the same on every rank except `quiet`."""
 
     run: Path
     device: str
     stop: StopFlag
     quiet: bool
     """Always True on ranks above 0."""
-    is_rank_zero: bool
-    """Whether this rank writes files and prints."""
     cache: bool
     """Whether features are read from and written to the run directory."""
     workers: int
@@ -107,10 +105,10 @@ def open_session(
         raise UserError(f"precision is {precision!r}; give 32 or bf16")
     check_precision(pick_device(device), precision)
     device = _start(device, str(devices), nodes)
-    is_rank_zero = rank_and_size()[0] == 0
+    quiet = quiet or rank_and_size()[0] > 0
     with name_missing_ranks(), report_errors_on_rank_zero(), StopFlag() as stop:
         try:
-            yield Session(Path(run), device, stop, quiet or not is_rank_zero, is_rank_zero, cache, workers, precision)
+            yield Session(Path(run), device, stop, quiet, cache, workers, precision)
         except StopRequested:  # raised on every rank
             long_barrier()
             raise

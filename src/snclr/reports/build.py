@@ -27,6 +27,7 @@ from snclr.evaluation.retrieval import gallery as retrieval
 from snclr.evaluation.retrieval.neighbors import sampled_queries
 from snclr.evaluation.retrieval.space import open_space
 from snclr.evaluation.session import Session, data_of
+from snclr.evaluation.state import on_rank_zero
 from snclr.io.atomic import explain_unwritable, write_atomic
 from snclr.io.jsonl import parse_record, read_jsonl
 from snclr.reports.classes import classify_again, rename_classes
@@ -82,8 +83,7 @@ def write_report(
     if explore.is_file():  # `snclr explore --static RUN/explore` wrote it
         page = replace(page, explore_link=Path(os.path.relpath(explore, path.parent)).as_posix())
     html, page = render_within(page)
-    if session.is_rank_zero:
-        write_html(path, html)
+    on_rank_zero(lambda: write_html(path, html))
     included = page.included()
     missing = {name: page.missing[name] for name in included if name in page.missing}
     return ReportResult(

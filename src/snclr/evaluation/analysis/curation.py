@@ -199,14 +199,6 @@ class Suspect(NamedTuple):
     """Share of the vote for the image's own label."""
 
 
-class Leak(NamedTuple):
-    """A test image that a training image is similar to; rows of the test and of the training images."""
-
-    test: int
-    train: int
-    cosine: float
-
-
 def similar_pairs(features: Tensor, threshold: float) -> Tensor:
     """Find all pairs of rows (p, 2) with a cosine of at least `threshold`; in blocks. UserError above 200,000 pairs.
 
@@ -244,15 +236,17 @@ def duplicate_groups(pairs: Tensor, n: int) -> list[list[int]]:
     return sorted(groups.values(), key=lambda group: (-len(group), group[0]))
 
 
-def leaks(train: Tensor, test: Tensor, threshold: float) -> list[Leak]:
-    """Find the test images that have a training image of at least this cosine, with the nearest, most similar first.
+def leaks(train: Tensor, test: Tensor, threshold: float) -> list[tuple[int, int, float]]:
+    """Find the test images that have a training image of at least this cosine, most similar first.
+
+    Each is given by its row, the row of the most similar training image, and their cosine.
 
     >>> leaks(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), 0.9)
-    [Leak(test=0, train=1, cosine=1.0)]
+    [(0, 1, 1.0)]
     """
     cosine, nearest = kernels.topk(test, train, 1)
-    found = map(Leak, range(len(test)), nearest[:, 0].tolist(), cosine[:, 0].tolist())
-    return sorted((leak for leak in found if leak.cosine >= threshold), key=lambda leak: -leak.cosine)
+    found = zip(range(len(test)), nearest[:, 0].tolist(), cosine[:, 0].tolist(), strict=True)
+    return sorted((leak for leak in found if leak[2] >= threshold), key=lambda leak: -leak[2])
 
 
 def outlier_scores(graph: Graph) -> Tensor:

@@ -111,8 +111,8 @@ def kept_neighbors(index: Tensor, points: Points) -> Tensor:
     return overlap(index, _nearest_points(points, torch.arange(len(points)), index.shape[1]))
 
 
-def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | None = None) -> Tensor:
-    """Return the trustworthiness of a layout at each point (Venna and Kaski, 2001): (n,), or of the given rows.
+def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor) -> Tensor:
+    """Return the trustworthiness of a layout at some of its points (Venna and Kaski, 2001): one value per row.
 
     1 if the k nearest points on the map are true neighbors; each that is not is counted by its true rank:
     1 − 2 / (k (2n − 3k − 1)) Σ max(0, rank − k).
@@ -120,17 +120,14 @@ def trustworthiness(features: Tensor, points: Points, k: int, rows: Tensor | Non
     unit = F.normalize(features.float(), dim=1)
     n = len(unit)
     assert 2 * n - 3 * k - 1 > 0
-    rows = torch.arange(n) if rows is None else rows
-    near = _nearest_points(points, rows, k)
-    result = torch.empty(len(rows))
-    for start in range(0, len(rows), _ROWS):
-        part = slice(start, start + _ROWS)
-        cosine = unit[rows[part]] @ unit.T
-        cosine.scatter_(1, rows[part][:, None], torch.inf)  # the point itself has rank 0
-        of_near = cosine.gather(1, near[part])
+    excess = []
+    for own, near in zip(torch.split(rows, _ROWS), torch.split(_nearest_points(points, rows, k), _ROWS), strict=True):
+        cosine = unit[own] @ unit.T
+        cosine.scatter_(1, own[:, None], torch.inf)  # the point itself has rank 0
+        of_near = cosine.gather(1, near)
         rank = torch.stack([(cosine > column[:, None]).sum(dim=1) for column in of_near.unbind(dim=1)], dim=1)
-        result[part] = 1 - (rank - k).clamp(min=0).sum(dim=1).float() * (2.0 / (k * (2 * n - 3 * k - 1)))
-    return result
+        excess.append((rank - k).clamp(min=0).sum(dim=1))
+    return 1 - torch.cat(excess).float() * (2.0 / (k * (2 * n - 3 * k - 1)))
 
 
 def _nearest_points(points: Points, rows: Tensor, k: int) -> Tensor:

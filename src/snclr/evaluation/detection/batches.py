@@ -140,14 +140,10 @@ class DetectionSteps(Dataset[StepSamples]):
     rank: int = 0
     world_size: int = 1
 
-    def step_ids(self, step: int) -> tuple[int, list[int]]:
-        """Return the epoch and this rank's image numbers."""
-        epoch, ids = batch_ids(len(self.coco), self.settings.batch_size, self.settings.seed, step)
-        share = self.settings.batch_size // self.world_size
-        return epoch, ids[self.rank * share : (self.rank + 1) * share].tolist()
-
     def __getitem__(self, step: int) -> StepSamples:
-        epoch, ids = self.step_ids(step)
+        epoch, batch = batch_ids(len(self.coco), self.settings.batch_size, self.settings.seed, step)
+        share = self.settings.batch_size // self.world_size
+        ids = batch[self.rank * share : (self.rank + 1) * share].tolist()
         bad: dict[int, str] = {}
         samples = [sample for number in ids if (sample := self._sample(epoch, number, bad)) is not None]
         return StepSamples(step, samples if len(samples) == len(ids) else [], bad)

@@ -68,13 +68,20 @@ def load_initial_weights(run: Path, init: str, encoder: str | None, seed: int) -
 
 
 def build_detector(encoder: nn.Module, spec: EncoderSpec, num_classes: int, settings: DetectSettings) -> MaskRCNN:
-    """Build a Mask R-CNN with new heads for `num_classes` classes, without the background, on an encoder.
+    """Build a Mask R-CNN with new heads for `num_classes` classes, without the background, on a ResNet.
 
-    The heads' initial weights come from torch's global generator: seed it before.
+    All weights are trained. A low-resolution stem keeps its 3×3 convolution; it gets stride 2 and max pooling, so that
+    the stages have the strides 4, 8, 16 and 32. The heads' initial weights come from torch's global generator: seed it
+    before.
     """
+    if spec.stem != "standard":
+        conv = encoder.get_submodule("conv1")
+        assert isinstance(conv, nn.Conv2d)
+        conv.stride = (2, 2)
+        encoder.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
     width = settings.width
     backbone = BackboneWithFPN(
-        prepare_resnet(encoder, spec),
+        encoder.requires_grad_(True),
         {stage: str(number) for number, stage in enumerate(STAGES)},
         [spec.num_features // 2**level for level in (3, 2, 1, 0)],  # the stages of a ResNet double their channels
         width,
@@ -114,20 +121,6 @@ def check_detectable(spec: EncoderSpec) -> None:
     """Raise UserError if a detector cannot have this encoder, without memory for its weights."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         check_resnet(build_encoder(spec), spec)
-
-
-def prepare_resnet(encoder: nn.Module, spec: EncoderSpec) -> nn.Module:
-    """Unfreeze a ResNet and give its stages the strides 4, 8, 16 and 32; refuse other encoders.
-
-    A low-resolution stem keeps its 3×3 convolution and its weights; its stride becomes 2, followed by max pooling.
-    """
-    check_resnet(encoder, spec)
-    if spec.stem != "standard":
-        conv = encoder.get_submodule("conv1")
-        assert isinstance(conv, nn.Conv2d)
-        conv.stride = (2, 2)
-        encoder.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-    return encoder.requires_grad_(True)
 
 
 class PaddedBatch(GeneralizedRCNNTransform):  # type: ignore[misc]

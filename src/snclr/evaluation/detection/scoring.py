@@ -160,19 +160,17 @@ def _evaluate(
     truth: dict[str, Any], detections: Sequence[Detection], kind: str
 ) -> tuple[dict[str, float | None], list[float | None]]:
     """Return the first six numbers of COCOeval's summary by name, and the AP of each class."""
-    from pycocotools import mask as coco_mask
     from pycocotools.cocoeval import COCOeval
 
     results = [
-        {
-            "id": number, "image_id": one.image + 1, "category_id": one.label, "score": one.score,
-            "bbox": list(one.box), "segmentation": one.rle, "iscrowd": 0,
-            "area": one.box[2] * one.box[3] if kind == "bbox" else float(coco_mask.area(one.rle)),
-        }
-        for number, one in enumerate(detections, start=1)
-    ]  # fmt: skip
-    with contextlib.redirect_stdout(io.StringIO()):  # COCOeval prints a report
-        evaluation = COCOeval(_index(truth), _index({**truth, "annotations": results}), kind)
+        {"image_id": one.image + 1, "category_id": one.label, "score": one.score}
+        | ({"bbox": list(one.box)} if kind == "bbox" else {"segmentation": one.rle})
+        for one in detections
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints a report
+        objects = _index(truth)
+        found = objects.loadRes(results) if results else _index({**truth, "annotations": []})
+        evaluation = COCOeval(objects, found, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

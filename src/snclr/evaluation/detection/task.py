@@ -58,7 +58,7 @@ class DetectionTask(TrainTask[StepSamples]):
         self.wrapped, self.wrapped_optimizer = self.fabric.setup(self.model, self.optimizer)
         self.total_steps = s.iterations
         self.steps_per_epoch = max(1, len(self.coco) // s.batch_size)
-        self._new_skips: dict[int, str] = {}
+        self._found_bad: dict[int, str] = {}  # by this rank
 
     def images_after(self, step: int) -> int:
         """Return the images used by the first `step` steps."""
@@ -69,7 +69,7 @@ class DetectionTask(TrainTask[StepSamples]):
         self.model.train()
         steps = DetectionSteps(self.coco, self.settings, self.fabric.global_rank, self.fabric.world_size)
         for batch in read_items(steps, start, self.total_steps, workers=self.workers):
-            self._new_skips.update({number: why for number, why in batch.bad.items() if number not in self.bad})
+            self._found_bad.update(batch.bad)
             if not batch.samples:
                 examples = "; ".join(f"{self.coco.path(i)}: {why}" for i, why in list(batch.bad.items())[:3])
                 raise UserError(
@@ -106,12 +106,11 @@ class DetectionTask(TrainTask[StepSamples]):
 
     def new_skips(self) -> list[Any]:
         """Return the unreadable images that only this rank has found."""
-        return list(self._new_skips.items())
+        return [(number, why) for number, why in self._found_bad.items() if number not in self.bad]
 
     def merge_skips(self, parts: list[list[Any]]) -> None:
         """Take the unreadable images of all ranks."""
         self.bad.update(item for part in parts for item in part)
-        self._new_skips.clear()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return model, optimizer and the unreadable images."""

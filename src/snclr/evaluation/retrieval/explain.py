@@ -65,7 +65,7 @@ def explain_image(
     if candidates == "queue":
         gallery = Gallery.from_queue(run, method.queue)
     else:
-        session = Session(Path(run), device, StopFlag(), quiet, is_rank_zero=True, cache=False, workers=workers)
+        session = Session(Path(run), device, StopFlag(), quiet, cache=False, workers=workers)
         space = snclr_space(method, config.image_size)
         gallery = Gallery.embed(session, space, open_dataset(candidates, download=True))
     query_index = gallery.index_of(query)

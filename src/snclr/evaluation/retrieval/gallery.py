@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -191,27 +190,19 @@ def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:
     return [sum(flags) / len(flags) if flags else None for flags in known]
 
 
-class Purity(NamedTuple):
-    """The neighbor purity of each rank, that of random neighbors, and what is compared with what."""
+def measure_purity(rows: Sequence[NeighborRow], gallery: Gallery) -> tuple[list[float | None], float | None, str]:
+    """Return the neighbor purity of each rank, that of random neighbors (chance), and what is compared with what.
 
-    by_rank: list[float | None]
-    chance: float | None
-    description: str
-
-
-def measure_purity(rows: Sequence[NeighborRow], gallery: Gallery) -> Purity:
-    """Return the neighbor purity of queries among a gallery, with its chance level.
-
-    That is Σ p q over the class shares p of the queries and q of the gallery: if both are the same images, the sum of
+    Chance is Σ p q over the class shares p of the queries and q of the gallery: if both are the same images, the sum of
     squared class shares.
     """
-    text = PURITY_OF_QUEUE if gallery.is_queue else PURITY_OF_CENTER_CROPS
+    purity, text = neighbor_purity(rows), PURITY_OF_QUEUE if gallery.is_queue else PURITY_OF_CENTER_CROPS
     queries = Counter(row.label for row in rows if row.label is not None)
     images = Counter(label for label in map(gallery.label, gallery.ids.tolist()) if label is not None)
     if not queries or not images:
-        return Purity(neighbor_purity(rows), None, text)
+        return purity, None, text
     chance = sum(size * images[label] for label, size in queries.items()) / (queries.total() * images.total())
-    return Purity(neighbor_purity(rows), chance, f"{text}; chance {chance:.1%}")
+    return purity, chance, f"{text}; chance {chance:.1%}"
 
 
 def training_images(run: str | Path, data: str) -> tuple[ImageDataset | None, str | None]:

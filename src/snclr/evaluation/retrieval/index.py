@@ -46,11 +46,6 @@ def find_similar(
     tensor([[0, 2],
             [1, 2]])
     """
-    if queries.shape[1] != gallery.shape[1]:
-        raise UserError(
-            f"query features {tuple(queries.shape)} and gallery features {tuple(gallery.shape)} differ in width; "
-            "take both from the same encoder"
-        )
     q, c = F.normalize(queries.float(), dim=1), F.normalize(gallery.float(), dim=1)
     if query_ids is None or gallery_ids is None:
         query_ids, gallery_ids = torch.full((len(q),), -1), torch.arange(len(c))

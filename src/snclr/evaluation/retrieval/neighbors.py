@@ -22,6 +22,7 @@ from snclr.evaluation.retrieval.gallery import Gallery, Queries, measure_purity,
 from snclr.evaluation.retrieval.queries import open_queries
 from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
+from snclr.evaluation.state import on_rank_zero
 from snclr.evaluation.subsets import sort_by_class
 from snclr.io.atomic import write_atomic
 
@@ -61,8 +62,8 @@ def find_neighbors(
     drawn = table if images else table[:rows]
     name = f"neighbors-{Path(images[0]).stem}.png" if images else "neighbors.png"
     figure = RunDir(session.run).figures / name if out is None else Path(out)
-    if session.is_rank_zero:
-        _write(figure, drawn, gallery, {"protocol": protocol, "weights": weights, "neighbor_purity": purity}, draw)
+    facts = {"protocol": protocol, "weights": weights, "neighbor_purity": purity}
+    on_rank_zero(lambda: _write(figure, drawn, gallery, facts, draw))
     if not images and any(share is not None for share in purity):
         numbers = {f"neighbor_purity_at_{rank}": share for rank, share in enumerate(purity, start=1)}
         session.record("neighbors", numbers, protocol, n=len(table), chance=chance)

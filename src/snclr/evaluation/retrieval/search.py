@@ -40,11 +40,17 @@ def search_images(
         on_rank_zero(lambda: check_writable(Path(out), "choose another --out"))
     space, saved, collection, dataset = session.open(opening)
     queries = Queries.embed(replace(session, cache=False), space, dataset)
-    gallery = Gallery.embed(session, space, collection) if saved is None else _gallery_of(saved, collection)
+    if saved is None:
+        gallery = Gallery.embed(session, space, collection)
+    else:
+        index_of = {collection.key(i): i for i in range(len(collection))}
+        ids = torch.tensor([index_of[key] for key in saved.keys])
+        gallery = Gallery.from_features(Features(torch.from_numpy(saved.features), None, ids), collection)
     rows, hits = neighbor_rows(queries, gallery, k, index=index)
-    if out is not None and session.is_rank_zero:
+    if out is not None:
         title = f"most similar in {collection.name}"
-        draw(rows[:MAX_ROWS], dataset.load, gallery.load, Path(out), title=title, show="cosine")
+        shown = rows[:MAX_ROWS]
+        on_rank_zero(lambda: draw(shown, dataset.load, gallery.load, Path(out), title=title, show="cosine"))
     return SearchResult(
         queries=rows,
         k=k,
@@ -67,15 +73,6 @@ def _read(path: Path, space: EmbeddingSpace, run: Path) -> Embeddings:
             f"two encoders cannot be compared; write it again: {again}"
         )
     return saved
-
-
-def _gallery_of(saved: Embeddings, dataset: ImageDataset) -> Gallery:
-    """Use the features of an embeddings file, matched to the images of the dataset by key."""
-    index = {dataset.key(i): i for i in range(len(dataset))}
-    if not all(key in index for key in saved.keys):
-        raise UserError(f"the embeddings name images that {dataset.name} does not have; write them again")
-    ids = torch.tensor([index[key] for key in saved.keys])
-    return Gallery.from_features(Features(torch.from_numpy(saved.features), None, ids), dataset)
 
 
 def _open_collection(data: str | None, run: Path, split: str | None, saved: Embeddings | None) -> ImageDataset:

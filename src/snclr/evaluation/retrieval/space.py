@@ -34,15 +34,15 @@ class EmbeddingSpace:
     """The networks whose features the search (Eq. 3) and the attention (Eq. 4) compare, and how w is computed."""
 
     networks: Mapping[str, nn.Module]
-    """By their names in the feature cache: those of `snclr_space`, or one network, named key, encoder or
-    checkpoint (the last one's encoder)."""
+    """By name, as in the feature cache: those of `snclr_space`, or a single network: "encoder" (of the encoder file),
+    "checkpoint" (the encoder of the last checkpoint) or "key" (encoder and head that fill the queue)."""
     searched: str
     """Name of the network whose features are searched."""
     image_size: int
     description: str
     queue: NeighborQueue | None = None
     criterion: SoftNeighborLoss | None = None
-    """SNCLR's loss: its settings give w as in training. Without it, all features are those of the search."""
+    """SNCLR's loss: its settings give w as in training. If None, w is computed from the searched features."""
 
     def weigh(self, y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
         """Compute w (n, K) of y1 (n, D) and neighbors (n, K, D), as in training if the run has w."""
@@ -126,7 +126,12 @@ def snclr_space(method: Any, image_size: int) -> EmbeddingSpace:
     }
     queue, criterion = method.criterion.queue, method.criterion
     searched = "y2" if queue.search_features is None else "target-encoder"
-    return EmbeddingSpace(networks, searched, image_size, _describe(criterion, searched), queue, criterion)
+    s, features = criterion.config, "the projections y2" if searched == "y2" else "the target encoder's features"
+    weights = "the run's weights are hard: every w is 1"
+    if s.neighbor_weights == "soft":
+        learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"
+        weights = f"w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"
+    return EmbeddingSpace(networks, searched, image_size, f"{features} (Eq. 3); {weights}", queue, criterion)
 
 
 def weigh_as_trained(criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
@@ -134,12 +139,3 @@ def weigh_as_trained(criterion: SoftNeighborLoss, y1: Tensor, neighbors: Tensor,
     criterion.f1.to(y1.device)
     criterion.f2.to(y1.device)
     return criterion.positiveness(y1, neighbors, mask)
-
-
-def _describe(criterion: SoftNeighborLoss, searched: str) -> str:
-    s = criterion.config
-    features = "the projections y2" if searched == "y2" else "the target encoder's features"
-    if s.neighbor_weights == "hard":
-        return f"{features} (Eq. 3); the run's weights are hard: every w is 1"
-    learned = "learned f1 and f2" if s.attention == "linear" else "f1 and f2 the identity"
-    return f"{features} (Eq. 3); w by Eq. 4 of y1, {learned}, temperature {s.attention_temperature:g}"
