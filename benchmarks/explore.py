@@ -26,7 +26,7 @@ from PIL import Image
 from snclr.checkpoint.encoder_file import save_encoder
 from snclr.data.datasets.base import open_dataset
 from snclr.evaluation.features import BLOCK
-from snclr.evaluation.state import Block, FeatureStore
+from snclr.evaluation.state import EncodedBatch, FeatureStore
 from snclr.io.hashing import weights_digest
 from snclr.models.encoders import build_encoder, resolve_encoder
 
@@ -64,7 +64,7 @@ def write_run(run: Path, images: Path) -> None:
     for number, start in enumerate(range(0, len(dataset), BLOCK)):
         ids = np.arange(start, min(start + BLOCK, len(dataset)), dtype=np.int64)
         features = centers[dataset.labels[ids]] + 1.5 * torch.randn(len(ids), WIDTH)
-        store.write(number, ids, Block(ids, features, []), print)
+        store.write(number, ids, EncodedBatch(ids, features, []), print)
 
 
 def memory_mb(pid: int) -> float:

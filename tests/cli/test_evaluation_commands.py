@@ -106,7 +106,7 @@ def test_features_of_outdated_weights_are_deleted(run, images):
     old = FeatureStore(run, "encoder", "a" * 64, dataset, 16)
     new = FeatureStore(run, "encoder", "b" * 64, dataset, 16)
     other = FeatureStore(run, "y2", "a" * 64, dataset, 16)
-    block = extraction.Block(np.arange(3), torch.ones(3, 2), [])
+    block = extraction.EncodedBatch(np.arange(3), torch.ones(3, 2), [])
     for store in (old, other, new):
         store.write(0, np.arange(3), block, lambda text: pytest.fail(text))
     assert old.read(0, np.arange(3)) is None

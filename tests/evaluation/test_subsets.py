@@ -59,10 +59,10 @@ def test_a_share_refers_to_the_labeled_images():
     subset = choose_subset(dataset, dataset.labels, "50%", seed=0)
     assert len(subset.index) == 4
     assert (dataset.labels[subset.index] >= 0).all()
-    assert subset.names == [f"{i}.png" for i in subset.index]
+    assert subset.text == "".join(f"{i}.png\n" for i in subset.index)
     assert subset.tag == "50pct"
     assert subset.share == Fraction(1, 2)
-    assert subset.sha256 == hashlib.sha256("".join(f"{n}\n" for n in subset.names).encode()).hexdigest()
+    assert subset.sha256 == hashlib.sha256(subset.text.encode()).hexdigest()
     assert "4 images, class-balanced, seed 0" in subset.description
 
 

@@ -129,7 +129,7 @@ def neighbors(
         data: Images to draw and to search in (default: the run's training data).
         candidates: Where to search: queue, or images such as a folder (default: --data).
         k: Neighbors per image; the paper shows 5 and 10.
-        rows: Number of query images if no IMAGE is given.
+        rows: Number of query images if no IMAGE is given; the figure has at most 24, the JSON file all.
         seed: Seed of the image sample.
         out: PNG file of the figure (default: RUN/figures/neighbors.png).
         options: Those of `SessionOptions`.

@@ -114,7 +114,10 @@ def _measure(
     classifier: FeatureClassifier[Any], name: str, network: dict[str, Any],
     extract: Callable[[], tuple[Features, Features]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Classify features that a network determines, or read the cached scores."""
+    """Return the accuracies with the features that `extract` computes, or read them from the cache.
+
+    `network` identifies these features: JSON values, part of the key in the cache.
+    """
     session, inputs = classifier.session, classifier.inputs
     identity = {
         "kind": classifier.kind, **classifier.settings, "data": _data_identity(inputs),

@@ -24,7 +24,7 @@ from snclr.data.transforms.views import PLAIN_VIEW, TRAIN_CROP, crop_views, norm
 from snclr.data.workers import copy_ahead, read_items
 from snclr.distributed.collectives import all_gather_objects, all_gather_rows, raise_on_all_ranks, rank_and_size
 from snclr.errors import UserError, count
-from snclr.evaluation.state import Block, FeatureStore, raise_if_stop_requested
+from snclr.evaluation.state import EncodedBatch, FeatureStore, raise_if_stop_requested
 from snclr.runtime.progress import Progress
 from snclr.runtime.stop import StopFlag, StopRequested, until_stopped
 
@@ -69,10 +69,10 @@ class BatchPlan:
         self._chunks: list[tuple[int, int, bool]] = []  # start, stop and `ends_batch` of an epoch's chunks of this rank
         for start in range(0, len(self.ids), self.batch):
             end = min(start + self.batch, len(self.ids))
-            count = -(-(end - start) // (self.chunk * self.world_size))
-            for number in range(count):
-                first = min(start + (self.rank * count + number) * self.chunk, end)
-                self._chunks.append((first, min(first + self.chunk, end), number + 1 == count))
+            per_rank = -(-(end - start) // (self.chunk * self.world_size))
+            for number in range(per_rank):
+                first = min(start + (self.rank * per_rank + number) * self.chunk, end)
+                self._chunks.append((first, min(first + self.chunk, end), number + 1 == per_rank))
         self.steps_per_epoch = -(-len(self.ids) // self.batch)
         self.steps = self.steps_per_epoch * (self.epochs or 1)
 
@@ -193,7 +193,7 @@ def extract_features(
     return _concatenate(dataset, encoded, labels)
 
 
-def _concatenate(dataset: ImageDataset, blocks: dict[int, Block], labels: Labels | None) -> Features:
+def _concatenate(dataset: ImageDataset, blocks: dict[int, EncodedBatch], labels: Labels | None) -> Features:
     """Join the blocks in the order of their numbers; each is freed when copied, as they may fill most of the memory."""
     ids = np.concatenate([blocks[number].ids for number in sorted(blocks)])
     skipped = sorted((skip for block in blocks.values() for skip in block.skipped), key=lambda skip: skip.index)
@@ -218,7 +218,7 @@ def encode_batches(
     encoder: nn.Module, dataset: ImageDataset, plan: BatchPlan, *, image_size: int, workers: int,
     device: torch.device | str, progress: Progress, start: int = 0, stop: StopFlag | None = None,
     precision: str = "32",
-) -> Iterator[Block]:  # fmt: skip
+) -> Iterator[EncodedBatch]:  # fmt: skip
     """Encode the batches of a plan from `start`; each rank encodes its chunks and yields the whole batch on `device`.
 
     The encoder is set to evaluation mode. A stop discards the current batch and raises StopRequested. It and the errors
@@ -246,9 +246,9 @@ def encode_batches(
                     ids.append(torch.as_tensor(chunk.ids))  # a worker sends a tensor
                     features.append(_forward(encoder, chunk.images, device, precision))
                 # An estimate for all ranks, corrected when the batch is complete.
-                count = (len(chunk.ids) + len(chunk.skipped)) * plan.world_size
-                counted += count
-                progress.update(count, waited, time.monotonic() - clock - waited)
+                images = (len(chunk.ids) + len(chunk.skipped)) * plan.world_size
+                counted += images
+                progress.update(images, waited, time.monotonic() - clock - waited)
                 if chunk.ends_batch or (stop is not None and stop.requested is not None):
                     break
                 clock = time.monotonic()
@@ -259,7 +259,7 @@ def encode_batches(
         all_ids = all_gather_rows(torch.cat(ids).to(device)).cpu().numpy()
         all_skipped = [skip for _, skips in parts for skip in skips]
         progress.done += len(all_ids) + len(all_skipped) - counted
-        yield Block(all_ids, rows, all_skipped)
+        yield EncodedBatch(all_ids, rows, all_skipped)
 
 
 def _forward(encoder: nn.Module, pixels: Tensor, device: torch.device, precision: str = "32") -> Tensor:

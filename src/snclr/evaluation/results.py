@@ -224,7 +224,7 @@ class NeighborsResult(Result):
     """Images with their neighbors, and how often neighbors share the image's class."""
 
     rows: list[NeighborRow]
-    """The rows of the figure."""
+    """The rows of the JSON file; the figure has at most the first 24."""
     neighbor_purity: list[float | None]
     """For each rank, the share of all queries whose neighbor has their class; None without labels."""
     chance: float | None

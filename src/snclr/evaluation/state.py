@@ -1,8 +1,8 @@
-"""What an evaluation continues from after a stop: its saved state and cached features; and stops of all ranks.
+"""What an evaluation continues from after a stop: its saved state and cached features. Stop signals of any rank.
 
     RUN/evaluation/features/ROLE-KEY/info.json                   what the features are of
-                                     block-000012.safetensors    features, ids; metadata: skipped, sha256, and
-                                                                 stamp, the digest of the images
+                                     block-000012.safetensors    features, ids; metadata: skipped images, sha256 of
+                                                                 the tensors, stamp (digest of the images)
 
 Features are cached in blocks: a stopped extraction continues, and the next evaluation reuses them. The key is a hash of
 the weights, the dataset fingerprint, the view and the device type. A block is used only while its images are unchanged:
@@ -130,8 +130,8 @@ def fit_task(
     trainer.fit(checkpoint)
 
 
-class Block(NamedTuple):
-    """Ids (n,) and features (n, d) of the images of one block, and those that could not be read."""
+class EncodedBatch(NamedTuple):
+    """Ids (n,) and features (n, d) of the images of a batch, and those that could not be read."""
 
     ids: Ids
     features: Tensor
@@ -165,7 +165,7 @@ class FeatureStore:
         self.parent = RunDir(self.run).evaluation / "features"
         self.folder = self.parent / f"{self.role}-{short_hash(self.info)}"
 
-    def read(self, number: int, ids: Ids) -> Block | None:
+    def read(self, number: int, ids: Ids) -> EncodedBatch | None:
         """Return a block if it is intact and its images `ids` have not changed since, else None."""
         from safetensors import safe_open
 
@@ -175,11 +175,11 @@ class FeatureStore:
             intact = metadata["sha256"] == _digest(features, kept) and len(kept) == len(features)
             if not intact or metadata["stamp"] != images_digest(self.dataset, ids):
                 return None
-            return Block(kept, features, [Skip(**entry) for entry in json.loads(metadata["skipped"])])
+            return EncodedBatch(kept, features, [Skip(**entry) for entry in json.loads(metadata["skipped"])])
         except Exception:  # missing, truncated or of another schema: computed again
             return None
 
-    def write(self, number: int, ids: Ids, block: Block, warn: Callable[[str], None]) -> None:
+    def write(self, number: int, ids: Ids, block: EncodedBatch, warn: Callable[[str], None]) -> None:
         """Write a block; the first failure (no space, no permission) is reported and disables the cache."""
         if not self.writable:
             return

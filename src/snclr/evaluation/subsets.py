@@ -21,20 +21,16 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 @dataclass(frozen=True)
 class LabeledSubset:
-    """Chosen images of a dataset: sorted indices (n,), their names, and how they were chosen."""
+    """Chosen images of a dataset: sorted indices (n,), and how they were chosen."""
 
     index: Ids
-    names: list[str]
+    text: str
+    """The list as written to a file: one name per line."""
     tag: str
     """Short name for files: 1pct, 10pct, or the name of the list."""
     description: str
     share: Fraction
     """Share of the dataset's labeled images; the given one, if a share was given."""
-
-    @property
-    def text(self) -> str:
-        """The list as written to a file, one name per line."""
-        return "".join(f"{name}\n" for name in self.names)
 
     @property
     def sha256(self) -> str:
@@ -63,7 +59,8 @@ def choose_subset(dataset: ImageDataset, labels: Labels, given: str | Path, *, s
         tag = f"{percent}pct"
         index = known[balanced_subset(labels[known], share, seed)]
         description = f"{percent}% of the labels ({count(len(index), 'image')}, class-balanced, seed {seed})"
-    return LabeledSubset(index, [_line(dataset.key(i)) for i in index.tolist()], tag, description, share)
+    text = "".join(f"{_line(dataset.key(i))}\n" for i in index.tolist())
+    return LabeledSubset(index, text, tag, description, share)
 
 
 def read_share(given: str | Path) -> Fraction | None:
@@ -100,10 +97,10 @@ def balanced_subset(labels: Labels, share: Fraction, seed: int) -> Ids:
     [0, 0, 1, 1]
     """
     classes, numbers = np.unique(labels, return_inverse=True)
-    count = max(len(classes), int(share * len(labels)))
+    chosen = max(len(classes), int(share * len(labels)))
     by_class, turn = sort_by_class(labels, epoch_order(len(labels), seed, epoch=0))
     class_order = np.argsort(epoch_order(len(classes), seed, epoch=1))  # the classes take turns in the seed's order
-    return np.sort(by_class[np.lexsort((class_order[numbers[by_class]], turn))[:count]])
+    return np.sort(by_class[np.lexsort((class_order[numbers[by_class]], turn))[:chosen]])
 
 
 def sort_by_class(labels: Labels, order: Ids) -> tuple[Ids, Ids]:

@@ -64,11 +64,8 @@ def umap_layout(features: Tensor, graph: Graph) -> Layout:
         raise UserError(f"UMAP needs at least three images, not {len(features)}")
     unit = F.normalize(features.float(), dim=1).numpy()
     # umap counts the point itself as its first neighbor, at distance 0.
-    own = np.arange(len(unit), dtype=np.int64)[:, None]
-    index = np.concatenate([own, graph.index[:, : neighbors - 1].numpy()], axis=1)
-    distance = np.concatenate(
-        [np.zeros((len(unit), 1), np.float32), (1 - graph.cosine[:, : neighbors - 1]).clamp(min=0).numpy()], axis=1
-    )
+    index = torch.cat([torch.arange(len(unit))[:, None], graph.index[:, : neighbors - 1]], dim=1).numpy()
+    distance = F.pad((1 - graph.cosine[:, : neighbors - 1]).clamp(min=0), (1, 0)).numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # umap warns that a seed makes it single-threaded
         import umap

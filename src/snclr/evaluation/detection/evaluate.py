@@ -16,7 +16,7 @@ from snclr.distributed.collectives import check_equal_across_ranks, raise_on_all
 from snclr.distributed.launch import check_batch_size
 from snclr.errors import UserError, count
 from snclr.evaluation.detection.coco import CocoSet, Fault, open_coco
-from snclr.evaluation.detection.model import InitialWeights, build_detector, check_resnet, load_initial_weights
+from snclr.evaluation.detection.model import InitialWeights, build_detector, load_initial_weights
 from snclr.evaluation.detection.scoring import Detection, average_precision, detect_objects
 from snclr.evaluation.detection.settings import DetectSettings
 from snclr.evaluation.detection.task import CHECKPOINTS, DetectionTask, Detector, open_detector, save_detector
@@ -41,8 +41,6 @@ def evaluate_detection(
     """
     with raise_on_all_ranks():
         start = None if detector is not None else load_initial_weights(run, init, encoder, settings.seed)
-        if start is not None:  # before the annotations are read, which takes long for COCO
-            check_resnet(start.encoder, start.spec)
         train, val, description = open_coco(data, seed=settings.seed, **files)
         for part in (train, val):
             part.check_faults(max_bad_share)

@@ -48,17 +48,18 @@ class InitialWeights:
 
 
 def load_initial_weights(run: Path, init: str, encoder: str | None, seed: int) -> InitialWeights:
-    """Load the run's encoder, or one given by name, with the weights chosen by `init`."""
+    """Load the run's encoder, or one given by name, with the weights chosen by `init`; UserError if it is no ResNet."""
     if encoder is not None and init == "run":
         raise UserError(f"--encoder {encoder} needs --init random or --init FILE; a run has its own encoder")
     if encoder is not None:
         spec = resolve_encoder(encoder, image_size=_IMAGE_SIZE)
     elif (run / WEIGHTS_NAME).is_file() or init == "run":
         loaded, spec = load_encoder(run)
-        if init == "run":
-            return InitialWeights(loaded, spec, "run", f"the weights of {run}")
     else:
         raise UserError(f"{run} has no encoder; give an architecture by name, such as --encoder resnet50")
+    check_detectable(spec)
+    if init == "run":
+        return InitialWeights(loaded, spec, "run", f"the weights of {run}")
     torch.manual_seed(seed + 1_000_003)  # different from the seed of the heads
     made = build_encoder(spec)
     if init == "random":
@@ -108,19 +109,15 @@ def build_detector(encoder: nn.Module, spec: EncoderSpec, num_classes: int, sett
     return model
 
 
-def check_resnet(encoder: nn.Module, spec: EncoderSpec) -> None:
-    """Raise UserError for an encoder that is not a ResNet."""
+def check_detectable(spec: EncoderSpec) -> None:
+    """Raise UserError for an encoder that is not a ResNet, without memory for its weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        encoder = build_encoder(spec)
     if not all(isinstance(getattr(encoder, name, None), nn.Module) for name in ("conv1", "bn1", "maxpool", *STAGES)):
         raise UserError(
             f"{spec.name} is not a ResNet. Detection needs the four stages of a ResNet (resnet18 to resnet152, ResNeXt,"
             " wide or narrow ones). Pre-train a ResNet."
         )
-
-
-def check_detectable(spec: EncoderSpec) -> None:
-    """Raise UserError if a detector cannot have this encoder, without memory for its weights."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        check_resnet(build_encoder(spec), spec)
 
 
 class PaddedBatch(GeneralizedRCNNTransform):  # type: ignore[misc]

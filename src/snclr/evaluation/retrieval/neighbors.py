@@ -27,7 +27,7 @@ from snclr.evaluation.subsets import sort_by_class
 from snclr.io.atomic import write_atomic
 
 MAX_QUERIES = 10_000  # of a dataset: enough to measure the purity at each position to within one percent
-MAX_ROWS = 24  # rows in the figure
+MAX_ROWS = 24  # most rows in the figure; the JSON file has all
 DrawRows = Callable[..., None]
 """`snclr.reports.figures.neighbors.draw_neighbors`: passed in, as `reports` imports `evaluation`."""
 
@@ -47,16 +47,16 @@ def find_neighbors(
         )
     )
     if images:
-        queries, gallery, shown = _given_queries(session, space, dataset, images, candidates)
+        queries, gallery, described = _given_queries(session, space, dataset, images, candidates)
     else:
         assert dataset is not None
         most = max(rows, MAX_QUERIES)
-        queries, gallery, shown = sampled_queries(session, space, dataset, candidates, most=most, seed=seed)
+        queries, gallery, described = sampled_queries(session, space, dataset, candidates, most=most, seed=seed)
     table = [(each.dataset, row) for each in queries for row in rank_as_trained(each, gallery, k, space)]
     purity, chance, purity_description = measure_purity([row for _, row in table], gallery)
     protocol = (
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
-        f"own neighbor; center crops; {shown}"
+        f"own neighbor; center crops; {described}"
     )
     weights = space.describe_weights()
     drawn = table if images else table[:rows]
@@ -103,17 +103,20 @@ def sampled_queries(
     else:
         gallery = _open_gallery(session, space, dataset, candidates)
     total, source = len(whole.features.ids), f"of {dataset.name}, seed {seed}"
-    shown = f"{most:,} of the {total:,} query images" if total > most else count(total, "query image")
-    return [whole.take(pick_queries(whole.features, most, seed=seed))], gallery, f"{shown} {source}"
+    described = f"{most:,} of the {total:,} query images" if total > most else count(total, "query image")
+    return [whole.take(pick_queries(whole.features, most, seed=seed))], gallery, f"{described} {source}"
 
 
-def pick_queries(features: Features, count: int, *, seed: int = 0) -> torch.Tensor:
-    """Return the positions of `count` random rows; with labels, the classes alternate and unlabeled rows come last."""
+def pick_queries(features: Features, most: int, *, seed: int = 0) -> torch.Tensor:
+    """Return the positions of `most` random rows, or of all if there are fewer.
+
+    With labels, the classes alternate and unlabeled rows come last.
+    """
     order = epoch_order(len(features.ids), seed, epoch=0)
     if features.labels is not None:
         by_class, turn = sort_by_class(labels := features.labels.numpy(), order)
         order = by_class[np.lexsort((labels[by_class], turn, labels[by_class] < 0))]
-    return torch.tensor(order[:count])  # a copy: the order may be read-only
+    return torch.tensor(order[:most])  # a copy: the order may be read-only
 
 
 def _open_data(run: Path, data: str | None, *, required: bool) -> ImageDataset | None:
@@ -148,6 +151,7 @@ def _write(
         dataset, row = table[number]
         return dataset.load(row.index)
 
+    # `draw` loads a query by its index: here its row in the table, since the queries may be of several datasets.
     numbered = [replace(row, index=number) for number, (_, row) in enumerate(table[:MAX_ROWS])]
     draw(numbered, load_query, gallery.load, figure, show="cosine" if facts["weights"] is None else "w")
     content = {**facts, "rows": [asdict(row) for _, row in table]}
