@@ -124,7 +124,7 @@ def keys_file(path: Path | str) -> Path:
 
 
 def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
-    """Write a .npy (with a .keys.json beside it), .npz or .parquet file atomically.
+    """Write a .npy (with a .keys.json beside it), .npz or .parquet file; each file is replaced atomically.
 
     >>> import tempfile; file = Path(tempfile.mkdtemp()) / "a.npz"
     >>> write_embeddings(file, Embeddings(np.eye(2, dtype=np.float32), ["x.png", "y.png"], None, {"run": "r"}))
@@ -170,7 +170,10 @@ def write_embeddings(path: Path | str, embeddings: Embeddings) -> None:
 
 
 def read_embeddings(path: Path | str) -> Embeddings:
-    """Read a file of `write_embeddings`; its content is validated and never unpickled."""
+    """Read features, keys and metadata of a file of `write_embeddings`; its content is validated, never unpickled.
+
+    Labels, layout and neighbors are for other programs and are not read.
+    """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no file {path}; write one with snclr embed")
@@ -178,18 +181,15 @@ def read_embeddings(path: Path | str) -> Embeddings:
     if suffix not in FORMATS:
         raise UserError(f"{path} is not an embeddings file; these end in {', '.join(FORMATS)}")
     try:
-        embeddings = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}[suffix](path)
+        features, keys, metadata = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}[suffix](path)
     except UserError:
         raise
     except Exception as error:  # numpy and pyarrow raise many types on damaged files
         raise UserError(f"{path} cannot be read as an embeddings file ({error}); write it again") from error
-    rows = len(embeddings.keys)
-    valid = embeddings.features.ndim == 2 and len(embeddings.features) == rows
-    valid = valid and (embeddings.labels is None or len(embeddings.labels) == rows)
-    if not (valid and all(isinstance(key, str) for key in embeddings.keys)):
+    if features.ndim != 2 or len(features) != len(keys) or not all(isinstance(key, str) for key in keys):
         raise UserError(f"{path} is damaged: features and keys do not match; write it again with snclr embed")
     # A copy of our own: memory of pyarrow is read-only, which torch rejects.
-    return dataclasses.replace(embeddings, features=np.require(embeddings.features, np.float32, ["C", "W"]))
+    return Embeddings(np.require(features, np.float32, ["C", "W"]), keys, None, metadata)
 
 
 def _neighbors_column(pa: Any, graph: Graph) -> Any:
@@ -199,7 +199,7 @@ def _neighbors_column(pa: Any, graph: Graph) -> Any:
     return pa.StructArray.from_arrays([ids, distances], ["ids", "distances"])
 
 
-def _read_npy(path: Path) -> Embeddings:
+def _read_npy(path: Path) -> tuple[Matrix, list[str], dict[str, Any]]:
     beside = keys_file(path)
     if not beside.is_file():
         raise UserError(f"{path} has no {beside.name}, which names its rows; write both again with snclr embed")
@@ -208,25 +208,19 @@ def _read_npy(path: Path) -> Embeddings:
         features: Matrix = np.load(raw, allow_pickle=False)
     if names["features_sha256"] != sha256_bytes(features.tobytes()):
         raise UserError(f"{path} and {beside.name} do not match; write both again with snclr embed")
-    return Embeddings(features, names["keys"], names["labels"], names["metadata"])
+    return features, names["keys"], names["metadata"]
 
 
-def _read_npz(path: Path) -> Embeddings:
+def _read_npz(path: Path) -> tuple[Matrix, list[str], dict[str, Any]]:
     with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:  # numpy does not close a damaged file
-        labels = None
-        if "labels" in file:
-            pairs = zip(file["labels"].tolist(), file["labeled"].tolist(), strict=True)
-            labels = [label if known else None for label, known in pairs]
-        return Embeddings(file["features"], file["keys"].tolist(), labels, json.loads(str(file["metadata"])))
+        return file["features"], file["keys"].tolist(), json.loads(str(file["metadata"]))
 
 
-def _read_parquet(path: Path) -> Embeddings:
+def _read_parquet(path: Path) -> tuple[Matrix, list[str], dict[str, Any]]:
     table = _pyarrow("pyarrow.parquet").read_table(path)
     column = table.column("feature").combine_chunks()
     features: Matrix = column.flatten().to_numpy().reshape(len(table), column.type.list_size)
-    labels = table.column("label").to_pylist() if "label" in table.column_names else None
-    metadata = json.loads(table.schema.metadata[_METADATA.encode()])
-    return Embeddings(features, table.column("key").to_pylist(), labels, metadata)
+    return features, table.column("key").to_pylist(), json.loads(table.schema.metadata[_METADATA.encode()])
 
 
 def _pyarrow(module: str) -> Any:
