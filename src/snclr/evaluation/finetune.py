@@ -31,7 +31,7 @@ from snclr.errors import UserError, count
 from snclr.evaluation.baselines import FeatureClassifier, record_accuracy
 from snclr.evaluation.linear import LEARNING_RATES, LR_WITHOUT_GRID, linear_cached
 from snclr.evaluation.results import FinetuneResult
-from snclr.evaluation.scoring import Score, describe_sets, known_classes, labeled, top_accuracies, true_ranks
+from snclr.evaluation.scoring import Score, describe_sets, labeled, shared_classes, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task, on_rank_zero
 from snclr.evaluation.subsets import LabeledSubset, choose_subset
@@ -192,7 +192,7 @@ def _open_task(
 ) -> tuple[FinetuneTask, EvalState]:
     """Return the training on the labeled images of `few`, and its saved state."""
     test_labels = torch.from_numpy(few.test_labels[few.test_labels >= 0])
-    classes = known_classes(torch.from_numpy(few.train_labels), test_labels)
+    classes = shared_classes(torch.from_numpy(few.train_labels), test_labels)
     identity = {
         "settings": asdict(settings),
         "start": "scratch" if from_scratch else weights_digest(few.encoder.state_dict()),

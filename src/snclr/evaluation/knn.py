@@ -23,7 +23,7 @@ from snclr.distributed.collectives import all_gather_rows, rank_and_size
 from snclr.errors import count
 from snclr.evaluation.baselines import FeatureClassifier, record_accuracy
 from snclr.evaluation.results import FewShotResult, KnnResult
-from snclr.evaluation.scoring import Score, check_classes, describe_sets, labeled, top_accuracies, true_ranks
+from snclr.evaluation.scoring import Score, describe_sets, labeled, match_classes, top_accuracies, true_ranks
 from snclr.evaluation.session import Session, open_inputs
 from snclr.evaluation.state import EvalState, requested_stop
 from snclr.evaluation.subsets import sort_by_class
@@ -122,7 +122,7 @@ def knn(
     1.0
     """
     keys, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
-    classes, known = check_classes(keys.labels, queries.labels)
+    classes, known = match_classes(keys.labels, queries.labels)
     class_sizes = torch.unique(keys.labels, return_counts=True)[1]
     used_k = auto_k(class_sizes) if k == "auto" else min(k, len(keys.labels))
     device = torch.device(device or train.device)

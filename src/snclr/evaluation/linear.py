@@ -19,7 +19,7 @@ from snclr.evaluation.baselines import FeatureClassifier, record_accuracy
 from snclr.evaluation.features import BatchPlan
 from snclr.evaluation.linear_task import AugmentedTask, CachedTask, LinearHeads, NormalizedHead, StandardizedFeatures
 from snclr.evaluation.results import LinearResult
-from snclr.evaluation.scoring import Labeled, Score, describe_sets, known_classes, labeled, top_accuracies, true_ranks
+from snclr.evaluation.scoring import Labeled, Score, describe_sets, labeled, shared_classes, top_accuracies, true_ranks
 from snclr.evaluation.session import EvalInputs, Session, open_inputs
 from snclr.evaluation.state import EvalState, fit_task
 from snclr.runtime.stop import StopFlag
@@ -101,7 +101,7 @@ def linear_probe(
         why = f", {'MAE' if mae else 'the paper'}'s for {architecture}"
     labels, test_labels = (torch.from_numpy(part) for part in (inputs.train_labels, inputs.test_labels))
     ids = np.flatnonzero(inputs.train_labels >= 0)
-    classes = known_classes(labels[ids], test_labels[test_labels >= 0])
+    classes = shared_classes(labels[ids], test_labels[test_labels >= 0])
     y = torch.searchsorted(classes, labels)  # valid for labeled images only
     batch = min(batch_size or (MAE_BATCH if mae else 4096), len(ids))
     rank, world_size = rank_and_size()
@@ -165,7 +165,7 @@ def linear_cached(
     that of the features). `stop` raises StopRequested; a call with the same `state` continues.
     """
     keys, queries = labeled(train, train_labels, "training"), labeled(test, test_labels, "test")
-    classes = known_classes(keys.labels, queries.labels)
+    classes = shared_classes(keys.labels, queries.labels)
     features = StandardizedFeatures(
         keys.features, torch.searchsorted(classes, keys.labels), torch.device(device or train.device)
     )

@@ -107,7 +107,7 @@ def labeled(features: Tensor, labels: Tensor | None, part: str) -> Labeled:
     return Labeled(features[known], labels[known], int((~known).sum()))
 
 
-def check_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Tensor]:
+def match_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sorted training classes (C,) and which test rows (n,) belong to one of them."""
     classes: Tensor = torch.unique(train_labels)
     if len(classes) < 2:
@@ -122,9 +122,9 @@ def check_classes(train_labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Te
     return classes, known
 
 
-def known_classes(train_labels: Tensor, test_labels: Tensor) -> Tensor:
+def shared_classes(train_labels: Tensor, test_labels: Tensor) -> Tensor:
     """Return the sorted classes (C,); refuse a test set with classes that the training set lacks."""
-    classes, known = check_classes(train_labels, test_labels)
+    classes, known = match_classes(train_labels, test_labels)
     if not bool(known.all()):
         missing = torch.unique(test_labels[~known])
         raise UserError(
