@@ -65,12 +65,11 @@ def save_encoder(encoder: nn.Module, spec: EncoderSpec, folder: Path, *, extra: 
     # A single metadata key: safetensors writes several in random order.
     weights = safetensors.torch.save(state, {"snclr": json.dumps(description)})
     config = json.dumps(_timm_config(spec) | {"snclr": description}, indent=2) + "\n"
-    folder = Path(folder)
     write_atomic(folder / WEIGHTS_NAME, weights)
     write_atomic(folder / CONFIG_NAME, config)
 
 
-def load_encoder(folder: Path) -> tuple[nn.Module, EncoderSpec]:
+def load_encoder(folder: Path | str) -> tuple[nn.Module, EncoderSpec]:
     """Return the encoder in `folder`, in eval mode, and its spec.
 
     No code from the files is run; missing, damaged or inconsistent files raise a UserError.
