@@ -16,7 +16,7 @@ from snclr.cli.pretrain import show_plan, show_pretrain
 from snclr.data.read_check import check_images
 from snclr.errors import UserError
 from snclr.train.config import resolve
-from snclr.train.planning.run_plan import _stem_advice, neighbor_advice
+from snclr.train.planning.run_plan import _stem_advice, busy_advice, neighbor_advice
 from tests.helpers import tiny_run
 
 SMALL = {
@@ -149,6 +149,13 @@ def test_a_plan_starts_from_the_given_weights(images, tmp_path):
 def test_slow_steps_end_the_measurement(images, monkeypatch):
     monkeypatch.setattr("snclr.train.planning.run_plan.MEASURE_SECONDS", 0.0)
     assert plan(steps=10, data=str(images), **SMALL, probe_minutes=0).tried_steps == 1
+
+
+def test_a_measurement_on_busy_cores_is_noted(images):
+    assert "had 15% of one core" in busy_advice(0.15)
+    assert busy_advice(1.7) == ""
+    found = plan(steps=1, data=str(images), **SMALL, probe_minutes=0)
+    assert "on an idle machine" in " ".join(replace(found, busy_advice=busy_advice(0.15)).warnings)
 
 
 def test_a_rate_below_one_image_per_second_is_not_printed_as_zero(images, capsys):

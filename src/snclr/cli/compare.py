@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 from typing import Any
 
 from snclr.api.compare import ablate, compare
 from snclr.cli.flags import Command
-from snclr.cli.output import print_table
+from snclr.cli.output import print_table, split_columns
+from snclr.runtime.progress import print_wrapped
 from snclr.studies.paper import RULES, TABLES
 from snclr.studies.run_study import StudyEstimate, StudyResult
 
@@ -43,13 +45,16 @@ def show_study(result: StudyResult | StudyEstimate) -> None:
         _show_estimate(result)
         return
     print(result.table["title"])
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     for heads, rows in parts(result.table):
-        print()
-        print_table(heads, rows, wrap=False)
-    print("\n" + "\n".join(f"  {line}" for line in explanation(result.table)))
-    print("files: " + "  ".join(result.files.values()))
+        for columns in split_columns([heads, *rows], width):
+            print()
+            print_table(columns[0], columns[1:])
+    print()
+    print_wrapped("\n".join(explanation(result.table)), indent="  ")
+    print_wrapped("files: " + "  ".join(result.files.values()))
     for title, reason in result.failed.items():
-        print(f"failed: {title}: {reason}", file=sys.stderr)
+        print_wrapped(f"failed: {title}: {reason}", sys.stderr)
     if result.failed:
         print("The same command repeats only the failed runs.", file=sys.stderr)
 
@@ -62,7 +67,7 @@ def _show_estimate(estimate: StudyEstimate) -> None:
         print(f"  {'finished' if run['finished'] else 'to train'}  {run['run']}")
     time = "unknown" if estimate.seconds is None else f"about {duration(estimate.seconds)}"
     tuning = f", {estimate.tuning} of them to tune" if estimate.tuning else ""
-    print(
+    print_wrapped(
         f"runs: {len(estimate.runs)}{tuning}; {estimate.pending} to train: {time} ({estimate.how}), plus a short"
         " evaluation of each. Nothing was written."
     )

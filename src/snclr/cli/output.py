@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterable, Sequence
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, wrap: bool = True) -> None:
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
     """Print aligned columns: the first `left` columns to the left, the others (numbers) to the right.
 
-    In a terminal, cells are wrapped to its width, unless the terminal itself is to wrap the lines.
+    In a terminal, cells are wrapped to its width.
     """
     from rich.console import Console
     from rich.table import Table
@@ -20,10 +20,26 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
         table.add_column(header, justify="left" if number < left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(width=None if wrap and sys.stdout.isatty() else 10_000)  # never wrap lines in a file or pipe
+    console = Console(width=None if sys.stdout.isatty() else 10_000)  # never wrap lines in a file or pipe
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def split_columns(table: Sequence[Sequence[str]], width: int) -> list[list[tuple[str, ...]]]:
+    """Divide the columns of a table into tables of at most `width`; each begins with the first column.
+
+    >>> split_columns([("row", "kNN", "seconds"), ("snclr", "70.1", "12")], 16)
+    [[('row', 'kNN'), ('snclr', '70.1')], [('row', 'seconds'), ('snclr', '12')]]
+    """
+    first, *others = zip(*table, strict=True)
+    parts = [[first]]
+    for column in others:
+        used = sum(2 + max(map(len, each)) for each in parts[-1])
+        if used + max(map(len, column)) > width and len(parts[-1]) > 1:
+            parts.append([first])
+        parts[-1].append(column)
+    return [list(zip(*columns, strict=True)) for columns in parts]
 
 
 def size(megabytes: float) -> str:

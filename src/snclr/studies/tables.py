@@ -138,8 +138,9 @@ def markdown(table: Mapping[str, Any]) -> str:
 
 def explanation(table: Mapping[str, Any]) -> list[str]:
     """Return how the numbers were measured, line by line."""
+    units = "± is the standard deviation over seeds; accuracies and purity are in percent, differences in points"
     rule = [f"rule: {table['rule']}"] if table["rule"] else []
-    return [*table["protocol"], *rule, *table["protocols"], *table["notes"]]
+    return [units, *table["protocol"], *rule, *table["protocols"], *table["notes"]]
 
 
 def parts(table: Mapping[str, Any]) -> list[Part]:
@@ -242,7 +243,7 @@ def _paper(row: Mapping[str, Any], name: str) -> str:
 
 
 def _points(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:+.2f}"
+    return "–" if value is None else f"{round(100 * value, 2) + 0.0:+.2f}"  # no -0.00
 
 
 def _markdown_table(heads: list[str], rows: list[list[str]]) -> str:

@@ -15,9 +15,11 @@ function ticks(low, high, wanted = 4) {
   return found;
 }
 
-function short(value) {
+// `step` is the distance of the ticks: those of a narrow axis differ only in later digits.
+function short(value, step = value) {
   if (Math.abs(value) >= 10000) return `${Math.round(value / 1000)}k`;
-  return String(Number(value.toPrecision(3)));
+  const digits = value && step ? Math.floor(Math.log10(Math.abs(value))) - Math.floor(Math.log10(Math.abs(step))) + 1 : 0;
+  return String(Number(value.toPrecision(Math.max(3, digits))));
 }
 
 // `series`: [{x, y, name}] with arrays; `share` shows percent; `log` is a logarithmic y axis; `chance` is drawn as a level.
@@ -41,7 +43,7 @@ export function chart(title, note, series, { share = false, log = false, xName =
   const drawing = s(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${show(last)}` },
-    yTicks.map((t) => [s("line", { class: "gridline", x1: PAD.left, x2: WIDTH - PAD.right, y1: py(t), y2: py(t) }), s("text", { x: PAD.left - 6, y: py(t) + 3.5, "text-anchor": "end", text: log ? short(10 ** t) : share ? `${Math.round(100 * t)}%` : short(t) })]),
+    yTicks.map((t) => [s("line", { class: "gridline", x1: PAD.left, x2: WIDTH - PAD.right, y1: py(t), y2: py(t) }), s("text", { x: PAD.left - 6, y: py(t) + 3.5, "text-anchor": "end", text: log ? short(10 ** t) : share ? `${Math.round(100 * t)}%` : short(t, yTicks[1] - t || yTicks[0] - t) })]),
     ticks(x0, x1, 5).map((t) => s("text", { x: px(t), y: HEIGHT - 6, "text-anchor": "middle", text: short(t) })),
     chance === undefined ? null : [s("line", { class: "chance", x1: PAD.left, x2: WIDTH - PAD.right, y1: py(chance), y2: py(chance) }), s("text", { x: WIDTH - PAD.right, y: py(chance) + 12, "text-anchor": "end", text: `chance ${show(chance)}` })],
     mark === undefined ? null : s("line", { class: "mark", x1: px(mark), x2: px(mark), y1: PAD.top, y2: HEIGHT - PAD.bottom }),

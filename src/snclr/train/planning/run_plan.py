@@ -25,6 +25,8 @@ USELESS_PURITY = 0.45
 """At this neighbor purity and below, no dataset of docs/results/neighbor-study.md had a clear gain."""
 PROBE_STEPS = 50
 """After fewer steps a probe gives no advice about neighbors, unless they are the whole run."""
+IDLE_CORES = 0.7
+"""A step on the CPU computes on at least one core, unless other processes use the cores."""
 MEASURE_SECONDS = 60.0
 """`plan` measures fewer steps if they take longer: ten steps of a large encoder can take minutes on a CPU."""
 
@@ -99,11 +101,13 @@ class RunPlan:
     """Photographs of formats that are not read, e.g. HEIC."""
     stem_advice: str = ""
     """A faster stem, if the default stem of a ResNet is a slow one."""
+    busy_advice: str = ""
+    """That the time does not hold for an idle machine, if other processes used the cores."""
 
     @property
     def warnings(self) -> list[str]:
         """What to change before the run: the probe, the stem, and a queue that does not suit the images."""
-        found = [advice for advice in (self.probe and self.probe.advice, self.stem_advice) if advice]
+        found = [advice for advice in (self.probe and self.probe.advice, self.stem_advice, self.busy_advice) if advice]
         queue = self.queue
         if queue is not None and queue.length > self.images:
             found.append(
@@ -143,7 +147,8 @@ def plan_run(
     from snclr.train.planning.cost import measure_cost
     from snclr.train.planning.memory import count_memory
 
-    ranks = ranks_per_node(pick_device(run.device).partition(":")[0], run.devices) * run.nodes
+    device = pick_device(run.device).partition(":")[0]
+    ranks = ranks_per_node(device, run.devices) * run.nodes
     check_batch_size(run.batch_size, ranks)
     rank_images = max(run.batch_size // ranks, 2)  # a batch norm that is alone needs two
     share = {"batch_size": rank_images, "devices": "1", "nodes": 1}
@@ -161,6 +166,7 @@ def plan_run(
         peak_mb=cost["peak_mb"], memory=cost["memory"], tensor_mb=tensor_mb, checkpoint_mb=cost["state_mb"],
         keep_checkpoints=run.keep_checkpoints, queue=_plan_queue(run, data, tensor_mb["queue"]), probe=probe,
         checked=checked, unreadable=unreadable, unread_photos=unread_photos(run.data), stem_advice=_stem_advice(run),
+        busy_advice=busy_advice(cost["cpu_seconds_per_step"] / cost["seconds_per_step"]) if device == "cpu" else "",
     )  # fmt: skip
 
 
@@ -212,6 +218,16 @@ def _stem_advice(run: PretrainConfig) -> str:
     return (
         f"At {run.image_size} pixels the default stem is small, which computes about 15 times as much as standard."
         " If the run is too long, give --stem half or --stem standard."
+    )
+
+
+def busy_advice(cores: float) -> str:
+    """Return a sentence if a step on the CPU had fewer than `IDLE_CORES` cores on average, else ""."""
+    if cores >= IDLE_CORES:
+        return ""
+    return (
+        f"The training had {cores:.0%} of one core: other processes use the cores. The time holds as long as they do;"
+        " on an idle machine the run is faster."
     )
 
 
