@@ -126,6 +126,14 @@ def test_an_odd_number_of_labels_is_shared_and_an_unwritable_list_ends_both_rank
     assert "IsADirectoryError" not in done.stderr
 
 
+def test_an_unwritable_figure_ends_both_ranks(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "in-the-way").write_text("")
+    done = start(2, "-m", "snclr", "neighbors", str(trained), "--k", "2", "--out", str(tmp_path / "in-the-way/x.png"))
+    assert done.returncode != 0
+    assert done.stderr.count("snclr neighbors: cannot write") == 1
+    assert "lost the connection" not in done.stderr
+
+
 READERS = [("1", "knn", "--no-cache"), ("40", "finetune", "--labels", "50%", "--epochs", "4")]
 """The image at which rank 1 waits, and the command."""
 

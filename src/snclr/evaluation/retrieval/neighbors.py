@@ -24,7 +24,7 @@ from snclr.evaluation.retrieval.space import EmbeddingSpace, open_space
 from snclr.evaluation.session import Session, data_of
 from snclr.evaluation.state import on_rank_zero
 from snclr.evaluation.subsets import sort_by_class
-from snclr.io.atomic import write_atomic
+from snclr.io.atomic import check_writable, write_atomic
 
 MAX_QUERIES = 10_000  # of a dataset: enough to measure the purity at each position to within one percent
 MAX_ROWS = 24  # most rows in the figure; the JSON file has all
@@ -40,6 +40,8 @@ def find_neighbors(
 
     The neighbor purity of a dataset is also recorded in the run's results.jsonl.
     """
+    if out is not None:
+        on_rank_zero(lambda: check_writable(Path(out), "choose another --out"))
     space, dataset = session.open(
         lambda: (
             open_space(session.run, queue=candidates == "queue", device=session.device),
