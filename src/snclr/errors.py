@@ -1,7 +1,5 @@
 """Errors that are shown to the user without a traceback, and parts of messages."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import shlex

@@ -1,7 +1,5 @@
 """`snclr.compare` and `snclr.ablate`: methods or settings × seeds under equal conditions."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from pathlib import Path  # noqa: F401 (a type of StudyOptions, looked up here)

@@ -1,7 +1,5 @@
 """`snclr.demo`: pretrain and evaluate on images that come with the package, in a few minutes on a CPU."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path

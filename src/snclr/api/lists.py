@@ -1,7 +1,5 @@
 """What is available: the functions behind `snclr recipes`, `encoders`, `methods` and `studies`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keyword arguments that the evaluation functions share, declared once."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ the two writes, the weights file decides; it also has its own hash.
 A run may also keep snapshots, `encoders/step-0000000120.safetensors`: the weights alone at some of its steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -6,8 +6,6 @@ All weights of the encoder must be present with the right shapes, and a larger a
 contains them: a ResNet-50 is not the first part of a ResNet-101.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import warnings

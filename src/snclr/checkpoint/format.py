@@ -7,8 +7,6 @@ replace a step, the new folder is first renamed to `step-*.new`, which counts as
 complete one always exists. Writers hold a lock, and its holder removes what killed writers left behind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -4,8 +4,6 @@ The sampler, the transforms, the schedules and all random numbers are functions 
 the method and the optimizer are saved.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Print the results of `snclr compare` and `snclr ablate`."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Print the results of the commands that evaluate a run, and of `snclr demo`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Names, types, choices and defaults come from the signature, the help from the `A
 function with `**settings` also gets one flag for each of `Command.settings`. cyclopts parses and prints the help.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

@@ -1,7 +1,5 @@
 """Print the results of `snclr recipes`, `encoders`, `methods` and `studies`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from snclr.api.lists import list_encoders, list_methods, list_recipes, list_studies

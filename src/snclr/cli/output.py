@@ -1,7 +1,5 @@
 """Print results: tables, counts and sizes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 

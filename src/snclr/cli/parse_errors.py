@@ -1,7 +1,5 @@
 """Word the errors of the command line's parser: what was given, what is allowed, what to do."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

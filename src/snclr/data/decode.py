@@ -4,8 +4,6 @@ Only formats with a plain decoder are opened (never EPS, which starts another pr
 decoding.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """Name, size and classes of a dataset."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

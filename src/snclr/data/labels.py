@@ -1,7 +1,5 @@
 """Class labels: number class names, and renumber labels by another list of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

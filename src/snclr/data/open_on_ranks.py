@@ -1,7 +1,5 @@
 """Open a dataset on all ranks: first on one rank per node, then on the others."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Check before training which images cannot be read, and which photographs are of other formats."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 WebDataset runs `pipe:` URLs as shell commands, and fsspec chains protocols with `::`. Neither is accepted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

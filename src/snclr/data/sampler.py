@@ -4,8 +4,6 @@ A random number is a hash of (seed, epoch, image id, view, position). There is n
 any number of workers or ranks, and a run resumed at any step, draws the same numbers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

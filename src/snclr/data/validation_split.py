@@ -1,7 +1,5 @@
 """Names of the two parts of a training split: DATA#validation (a tenth of each class) and DATA#fit (the others)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 VALIDATION_SHARE = 0.1

@@ -5,8 +5,6 @@ batches to finish a step), workers that end with a killed parent even while they
 without the traceback of a worker.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

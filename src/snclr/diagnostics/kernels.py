@@ -1,7 +1,5 @@
 """The kernels of the loss and the color stage on the device, against plain references in float64 on the CPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The machine: versions, driver, GPUs, copies between them, shared memory."""
 
-from __future__ import annotations
-
 import itertools
 import platform
 import shutil

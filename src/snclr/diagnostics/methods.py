@@ -1,7 +1,5 @@
 """Every method: steps on the device in each precision against the CPU in float64, overflow, waits of the host."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import traceback

@@ -1,7 +1,5 @@
 """Time and memory of a training step of a recipe on one rank: its parts, --compile, its peak, the largest batch."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Real runs of four steps: uninterrupted against resumed in another process, and one rank against several."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

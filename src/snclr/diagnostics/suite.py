@@ -1,7 +1,5 @@
 """Run the checks one after another; an error in a check is a failed row."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ Every function also works on a single rank. Those that communicate, `is_first_ra
 every rank must call them, in the same order.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

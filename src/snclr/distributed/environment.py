@@ -3,8 +3,6 @@
 Fabric's own detection takes every SLURM allocation for a launch by srun, and needs equally many ranks per node.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -5,8 +5,6 @@ step of a resumed run then rounds differently than the same step of an uninterru
 when the module is set up. `RankStrategy` makes Fabric use it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial

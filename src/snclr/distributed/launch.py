@@ -1,7 +1,5 @@
 """Start the ranks of a job with Lightning Fabric, on their device and with the given precision."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

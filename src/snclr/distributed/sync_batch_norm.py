@@ -10,8 +10,6 @@ computes, with n values of a channel over all ranks, x̂ = (x − μ) / √(σ²
 The gradients of weight and bias are this rank's own; they are averaged as all others.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

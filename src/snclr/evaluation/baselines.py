@@ -5,8 +5,6 @@
 The scores are cached and shared by the runs in one folder. The directory may be deleted at any time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ The defaults are those of Chen et al., 2020, appendix B.5: SGD with Nesterov mom
 the labels and 30 on more, and a head initialized to zero. Only the batch size differs: 256 instead of 4096.
 """
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, replace

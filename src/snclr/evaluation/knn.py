@@ -4,8 +4,6 @@ A few labels per class suit datasets in which every class is a set of near-dupli
 all labels, every encoder finds another view of the same object.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Evaluate a frozen encoder with linear classifiers: the paper's augmented protocol, MAE's, or cached features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple

@@ -3,8 +3,6 @@
 They are trained on augmented views or on cached features.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

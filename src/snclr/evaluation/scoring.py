@@ -1,7 +1,5 @@
 """Validated labels, and accuracies from class scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The session of an evaluation: run, device, ranks, stop flag, cached features and recorded results."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

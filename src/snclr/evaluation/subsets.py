@@ -1,7 +1,5 @@
 """Choose the labeled training images: a class-balanced share drawn from a seed, or a list of file names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `snclr curate --find leaks` searches for similar images instead, see `analysis/curation.py: leaks`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """The opened runs and image sets, the images of uploads, and the features that all screens share."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

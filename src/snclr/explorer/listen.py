@@ -1,7 +1,5 @@
 """The port of the explorer, without the imports of its server."""
 
-from __future__ import annotations
-
 import os
 import socket
 

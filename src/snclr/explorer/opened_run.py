@@ -3,8 +3,6 @@
 Only this module opens checkpoints, datasets and settings; the screens compute with what it returns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results of `snclr explore`; free of torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from snclr.runtime.results import Result

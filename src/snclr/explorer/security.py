@@ -1,7 +1,5 @@
 """Who may use the server: this machine's browser with the token of the address, and no page of another site."""
 
-from __future__ import annotations
-
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders

@@ -1,7 +1,5 @@
 """The local web server of `snclr explore`."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

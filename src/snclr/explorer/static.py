@@ -4,8 +4,6 @@ A page opened from a file may not load ES modules or JSON, so the modules are jo
 scripts that assign each value to the key of its request.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

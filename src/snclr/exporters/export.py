@@ -3,8 +3,6 @@
 An export that cannot be loaded or gives other features is deleted; an earlier export then stays unchanged.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

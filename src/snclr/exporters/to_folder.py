@@ -1,7 +1,5 @@
 """safetensors and timm: a folder with the weights and config.json, as in the run directory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

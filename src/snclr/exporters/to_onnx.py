@@ -1,7 +1,5 @@
 """ONNX: one file with graph and weights, for any batch size and the image size of the run."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import warnings

@@ -1,7 +1,5 @@
 """ResNets for torchvision, mmdet and detectron2: one state dict, in three files."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path

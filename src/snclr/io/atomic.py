@@ -1,7 +1,5 @@
 """Atomic file writes: after a crash or on a full disk a file has its old content or the new one, never a part."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import glob

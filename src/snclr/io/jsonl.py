@@ -1,7 +1,5 @@
 """JSON Lines files: one JSON object per line, appended by a process that may be killed at any time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Exclusive locks between processes, based on `filelock`."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@
 can run one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 

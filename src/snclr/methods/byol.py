@@ -8,8 +8,6 @@ x1 ── encoder ── projector ── y1 ── predictor ── z1 ┐
 x2 ── momentum encoder ── momentum projector ── y2 ─┘
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from snclr.methods.base import TwoWayMethod

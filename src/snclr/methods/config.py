@@ -7,8 +7,6 @@ The defaults of a method are its own paper's values for ResNets; `paper_settings
 Fields with the same name mean the same in every method; the docstring below the first is the help text of the flag.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -12,8 +12,6 @@ x1 ── encoder ── projector ── prototypes ── softmax(· / τs) �
 x2 ── momentum encoder ── … projector ── … prototypes ── softmax((· − center) / τt) ┘
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from snclr.methods.base import MomentumMethod, StepOutput, Views

@@ -13,8 +13,6 @@ x1 ── encoder ── projector ── q ────────────
 x2 ── momentum encoder ── momentum projector ── k ┘ ── pushed into the queue after the step
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

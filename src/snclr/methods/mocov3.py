@@ -10,8 +10,6 @@ x1 ── encoder ── projector ── y1 ── predictor ── z1 ┐
 x2 ── momentum encoder ── momentum projector ── y2 ─┘
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

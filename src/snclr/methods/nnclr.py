@@ -12,8 +12,6 @@ x1 ── encoder ── projector ── y1 ── nearest in the queue ── 
 x2 ── encoder ── projector ── y2 ── predictor ── z2 ───────────────┘
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

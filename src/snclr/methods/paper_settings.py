@@ -6,8 +6,6 @@ only, since a recipe for less data has the same for every method. Exceptions: MA
 with every recipe, and local crops limit the area of the other crops.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ x1 ── encoder ── projector ── y1 ┐
 x2 ── encoder ── projector ── y2 ┘
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

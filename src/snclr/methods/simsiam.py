@@ -9,8 +9,6 @@ x1 ── encoder ── projector ── y1 ── predictor ── z1 ┐
 x2 ── encoder ── projector ── y2 ───────────────────┘
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from snclr.methods.base import Method, StepOutput, Views

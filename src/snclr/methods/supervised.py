@@ -8,8 +8,6 @@ x1 ── encoder ── classifier ┐
 x2 ── encoder ── classifier ┘
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -13,8 +13,6 @@ x1 ── encoder ── projector ── y1 ── prototypes ── scores ┐
 x2 ── encoder ── projector ── y2 ── prototypes ── scores ┘
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Activation checkpointing: keep only the input of each block of an encoder, and recompute the rest when needed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

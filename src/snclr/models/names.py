@@ -1,7 +1,5 @@
 """Names of encoders beside those of timm, and the arguments of their models; without torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable

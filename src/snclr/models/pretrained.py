@@ -1,7 +1,5 @@
 """The pretrained weights that torchvision and timm publish for their architectures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

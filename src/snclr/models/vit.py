@@ -3,8 +3,6 @@
 The positions, the frozen patch embedding and their initialization follow MoCo v3 (Chen et al., 2021).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Named settings, read from `recipes.yaml`; its comments give the command, the cost and the expected results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

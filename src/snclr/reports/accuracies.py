@@ -1,7 +1,5 @@
 """The accuracies of a run by test set, with their binomial errors."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Build the report of one run or several: read files, compute neighbors and map from a sample of images, write."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Sequence

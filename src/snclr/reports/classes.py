@@ -1,7 +1,5 @@
 """The accuracy and confusions of each class for the newest kNN result of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Training curves: the metrics of metrics.jsonl as charts, ready for the SVG template."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

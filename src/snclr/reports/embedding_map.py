@@ -1,7 +1,5 @@
 """A map of images: dots at given points, with a color per class."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

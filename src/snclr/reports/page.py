@@ -1,7 +1,5 @@
 """The report of one run or several as one self-contained HTML page that loads nothing from the network."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Whether a run is complete, in progress or stopped, how to continue it, and what went wrong in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

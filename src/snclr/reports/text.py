@@ -1,7 +1,5 @@
 """Names and numbers as text for people, the metrics of a study, and the names of classes in a file."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path

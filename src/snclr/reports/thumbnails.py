@@ -1,7 +1,5 @@
 """Images as data URIs: decoded and encoded again, so that no metadata of the original file is kept."""
 
-from __future__ import annotations
-
 import base64
 import io
 

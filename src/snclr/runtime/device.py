@@ -1,7 +1,5 @@
 """The device to compute on, and the threads of the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The package imports this module first. Other programs that import snclr keep the
 the program is covered too: it exits without deleting its modules, which takes seconds with torch on a busy machine.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -1,7 +1,5 @@
 """Hardware and versions, for the records of runs and studies; without torch."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shlex

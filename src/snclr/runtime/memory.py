@@ -1,7 +1,5 @@
 """Sizes given as text, and the memory that is available."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 One implementation serves NumPy arrays on the host and torch tensors on any device: both wrap products of int64.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Assemble the studies of `snclr compare` and `snclr ablate` from their flags and, if one is named, a named study."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluate one run: kNN and linear accuracy on the same features, fine-tuning on few labels, and detection."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

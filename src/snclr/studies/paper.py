@@ -3,8 +3,6 @@
 The rows of an ablation table are scaled to the dataset by fixed rules.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What is written about a study: the records of its rows, their tuning and budget, and the protocol in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

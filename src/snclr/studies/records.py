@@ -1,7 +1,5 @@
 """Records of finished runs, one small JSON file each, and the studies that refer to them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import statistics

@@ -1,7 +1,5 @@
 """Run a study: calibrate the budget, tune the rows, train and evaluate them, write one table. Or estimate its time."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import asdict, dataclass, replace

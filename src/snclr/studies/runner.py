@@ -1,7 +1,5 @@
 """Run the pending runs of a study, each in its own subprocess; finished runs are not repeated."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The runs of a study: rows (a label and its settings) × seeds, each identified by a key."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The design of a study: rows × seeds, with equal settings except for what is compared."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The table of a study, computed from its records: as JSON values, for the terminal, and as markdown."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -3,8 +3,6 @@
 A separate process gives the run its own timings and peak memory, and isolates crashes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Build the parts of a run from its config: encoder, method, views, and the task that trains them."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Setting names are the same in Python, on the command line and in `config.yaml`. 
 here, those of the method in `snclr.methods.config`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

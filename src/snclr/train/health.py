@@ -3,8 +3,6 @@
 A metric that is undefined, such as one over no neighbors, is nan.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Optimizers by name, with weight decay on matrices and kernels only, or on all parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pre-train an encoder: from settings to a run directory with checkpoints, metrics and the encoder."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sys

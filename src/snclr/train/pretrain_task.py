@@ -1,7 +1,5 @@
 """The pre-training task: one step of a self-supervised method, and its measurements."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

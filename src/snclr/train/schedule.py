@@ -1,7 +1,5 @@
 """Learning rate and weight decay as pure functions of the step, so that a resumed run needs no scheduler state."""
 
-from __future__ import annotations
-
 import math
 
 

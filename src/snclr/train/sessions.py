@@ -1,7 +1,5 @@
 """The sessions of a run in sessions.jsonl: time, command, machine and duration of each start of its training."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

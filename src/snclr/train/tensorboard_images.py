@@ -1,7 +1,5 @@
 """Images for TensorBoard, from the features in a run's queue: a neighbor grid, and data for the projector."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence

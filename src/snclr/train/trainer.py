@@ -4,8 +4,6 @@ The trainer handles stop signals, checkpoints, agreement between ranks, progress
 batches, the step and the state to save.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

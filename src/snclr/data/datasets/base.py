@@ -3,8 +3,6 @@
 To add a kind of dataset, write a subclass of `ImageDataset` and add a line to `open_dataset`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

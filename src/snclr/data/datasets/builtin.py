@@ -1,7 +1,5 @@
 """Datasets by name: `demo`, a subset of CIFAR-10 in the package (see demo_images/ORIGIN.md), and torchvision's."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ The file list of a large tree is cached. A cached directory is listed again when
 changed, which happens when an entry is added, deleted or renamed. The content of files is not checked.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -4,8 +4,6 @@ Images are read as encoded bytes and decoded by `snclr.data.decode`. Datasets wi
 version 4 of the library, which is required, does not run them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import io

@@ -3,8 +3,6 @@
 Local shards are shuffled as one dataset. Remote shards are read one after another, through a sliding window.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import threading

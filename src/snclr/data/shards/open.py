@@ -1,7 +1,5 @@
 """Open shards by what the user typed: a tar, several by braces or `*`, a folder, a manifest, or a URL."""
 
-from __future__ import annotations
-
 import functools
 import glob
 import hashlib

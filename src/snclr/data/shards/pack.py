@@ -4,8 +4,6 @@ The same folder gives the same bytes. Shards are written to a hidden folder besi
 pack resumes after its finished shards; the folder is renamed when all shards are complete.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

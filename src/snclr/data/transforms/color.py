@@ -5,8 +5,6 @@ depends bit for bit on its own image alone: only element-wise operations and exa
 whose order depends on the batch size.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ image: 1 − f is g for saturation and m for contrast. Hue is applied once, with
 that any order of the jitter is the same sequence of operations. `color` has the transforms one by one.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging

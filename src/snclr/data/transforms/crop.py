@@ -4,8 +4,6 @@
 images in memory with two matrix products. Both agree to one gray level. A box is int64 (top, left, height, width).
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

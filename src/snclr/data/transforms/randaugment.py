@@ -5,8 +5,6 @@ official code. As there, the magnitude is normal with mean 10 and standard devia
 are filled with the mean color. Each result depends on its own numbers alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from statistics import NormalDist

@@ -6,8 +6,6 @@ draw from a global generator, so their views would depend on workers, ranks and 
 after a resume.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The functions that find take L2-normalized features (n, D) and only report; no i
 `format_list` names the images found in a list file, which `--data` and `finetune --labels` read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path

@@ -3,8 +3,6 @@
 Shapes: n images, D features (L2-normalized rows), k neighbors. An index (n, k) has -1 if a row has fewer neighbors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

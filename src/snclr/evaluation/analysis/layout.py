@@ -1,7 +1,5 @@
 """2-D layouts of features: PCA, UMAP (umap-learn), alignment of two layouts, and how faithful a layout is."""
 
-from __future__ import annotations
-
 import importlib.util
 import warnings
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The pixels do not depend on the number of workers or ranks, nor on a resume. An 
 (n, 4) as x1, y1, x2, y2, labels (n,) from 1 and masks (n, H, W).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Fine-tune a Mask R-CNN from a run, evaluate it, and record the result."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

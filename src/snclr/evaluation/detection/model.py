@@ -4,8 +4,6 @@ Batch norm is trained in the backbone and in the feature pyramid, as in the tran
 the heads have none. Images are scaled before the model, and boxes and masks refer to the scaled image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ AP is the mean over ten IoU thresholds (0.50 to 0.95) and all classes; AP50 and 
 numbers are shares in [0, 1]; None without objects.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections import Counter

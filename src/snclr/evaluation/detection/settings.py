@@ -5,8 +5,6 @@
 long side 1333. Other lengths keep its proportions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Batch norm and padding use the global batch, anchors and regions are sampled wit
 mean over the anchors or regions of all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

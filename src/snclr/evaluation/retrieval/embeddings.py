@@ -1,7 +1,5 @@
 """`snclr embed`: the features of a dataset as one file, with image keys, labels and metadata."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

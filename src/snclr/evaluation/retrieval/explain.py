@@ -3,8 +3,6 @@
 Symbols as in `snclr.methods.snclr`, for a batch of one image: y1, z1, y2 (1, D), neighbors NN_1..NN_K, NN_0 = y2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

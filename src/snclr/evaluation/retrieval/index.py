@@ -1,7 +1,5 @@
 """Cosine search: exact, or with a faiss index whose recall is measured before it is used."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """`snclr neighbors`: images with their nearest neighbors and positiveness, as in the paper's figure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace

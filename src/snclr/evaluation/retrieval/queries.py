@@ -1,7 +1,5 @@
 """Query images by file, folder or key; without torch, so that a typo is reported before it is imported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`snclr search`: the most similar images of a collection to an image, by cosine of the encoder's features."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The embedding space of a run: the features its images are compared in and how neighbors are weighted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lists of images to start from: pages of a set, filtered by class or text, and the state of the page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The screen Compare: the neighbors of each image by two encoders, and where they differ most."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

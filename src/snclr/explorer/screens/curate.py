@@ -1,7 +1,5 @@
 """The screen Curate: near-duplicates, leaks, outliers, suspect labels and a diverse subset, and the exported list."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The screen Map: 2-D layouts and one value per image to color it by. All arrays are float32 in the order of `ids`."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable

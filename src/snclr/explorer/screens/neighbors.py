@@ -1,7 +1,5 @@
 """The screen Neighbors: the nearest images of a query, with their part in the loss."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from typing import Any

@@ -1,7 +1,5 @@
 """The screen Time: maps of the kept encoders of a run, aligned, and how the neighbors of an image change."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

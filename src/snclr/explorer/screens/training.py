@@ -1,7 +1,5 @@
 """The screen Run: curves, singular values, alerts, bad images and settings of a run, also while it trains."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The screen Views: the augmented views of an image in training, and a preview with other strengths."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from dataclasses import asdict, replace

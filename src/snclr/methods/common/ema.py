@@ -1,7 +1,5 @@
 """Exponential moving average (EMA) of a network."""
 
-from __future__ import annotations
-
 import copy
 import math
 

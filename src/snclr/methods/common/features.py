@@ -1,7 +1,5 @@
 """Operations on features: normalization, precision, cosine similarity, all-gather with gradient."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

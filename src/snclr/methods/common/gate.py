@@ -4,8 +4,6 @@ Neighbors that depend on the view are those of the crop and its colors, not of t
 they then make the encoder worse (docs/results/neighbor-study.md).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@
 would make the host wait for the step.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ MoCo v3's projector ends with a batch norm without scale and shift, SimCLR's wit
 and v2, PIRL and DetCo have no batch norm, and neither has DINO's on an encoder without batch norm.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

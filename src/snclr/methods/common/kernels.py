@@ -6,8 +6,6 @@ rounding they equal the plain expression in their docstring.
 Shapes: N queries, M keys, D features, K neighbors, U selected keys, T keys per tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

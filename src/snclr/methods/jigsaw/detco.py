@@ -15,8 +15,6 @@ x1, nine patches of x1 ── encoder ── stage 1 … 4 ── MLPs ── q_
 x2, nine patches of x2 ── momentum encoder ── … ── momentum MLPs ── k_g, k_l ──────┘ each with its queue
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ PIRL's paper cuts patches of 64 pixels at random positions in cells of 75 pixels
 third of the view, rounded down, and the patch has the same share of it: 63 of 74 pixels at 224, 9 of 10 at 32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -14,8 +14,6 @@ x1 ── encoder ── projector ── f ────────────
 x2 ── nine patches ── encoder ── linear, concatenated ── linear ── g ────┘
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

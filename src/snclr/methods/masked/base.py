@@ -4,8 +4,6 @@ A mask is a pure function of (seed, epoch, image id), computed on the device of 
 workers or a resume. lightly's masks draw from global generators.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

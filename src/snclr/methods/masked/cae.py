@@ -12,8 +12,6 @@ x ── visible patches ── encoder ┐
 x ── masked patches ── encoder, no gradient ────────────┘
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

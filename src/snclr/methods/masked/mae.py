@@ -10,8 +10,6 @@ x ── visible patches ── encoder ── linear ┐
                   mask tokens, positions ─┘
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from snclr.errors import UserError

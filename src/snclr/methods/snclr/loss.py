@@ -10,8 +10,6 @@ Shapes: N rows on this rank, B rows over all ranks (B = N on one), K neighbors, 
 All features are L2-normalized, y2 and C carry no gradient, and a missing neighbor has index -1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Figures of a comparison: accuracy or cost per row and seed, and neighbor purity over training."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Detections: each image twice, with its annotated and with its predicted objects."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path

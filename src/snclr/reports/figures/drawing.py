@@ -1,7 +1,5 @@
 """What the figures share: matplotlib figures without pyplot, colors, a grid of images, and PNG output."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 import warnings

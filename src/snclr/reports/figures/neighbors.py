@@ -1,7 +1,5 @@
 """Neighbors as figures: the paper's, of queries with their neighbors and w, and that of the loss of one image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal

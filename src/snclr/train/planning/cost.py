@@ -1,7 +1,5 @@
 """Short training before a run: time and memory of a step with a full queue, and the quality of the neighbors."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -4,8 +4,6 @@ Counted are tensors. A GPU needs more: about 1 GB for its driver and libraries, 
 fragmentation wastes.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 torch is imported only after the settings and the images are checked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
