@@ -314,10 +314,12 @@ def gate_runs() -> Iterator[Run]:
 
 def search_runs() -> Iterator[Run]:
     """Yield the runs that search in other features, with the settings of the sweep and ten neighbors."""
-    changes = ({"search_view": "plain"}, {"search_space": "encoder"}, {"unique_neighbors": True})
-    for seed in SWEEP_SEEDS:
-        for data in ("digits", "mnist"):
-            for change in changes:
+    changes: tuple[dict[str, Any], ...] = (
+        {"search_space": "encoder"}, {"search_view": "plain"}, {"unique_neighbors": True},
+    )  # fmt: skip
+    for data in ("digits", "mnist", "fashion", "coil100", "cifar5"):
+        for change in changes if data == "digits" else changes[:1]:
+            for seed in SWEEP_SEEDS:
                 settings = {**UNTUNED, "neighbors": 10, **change}
                 yield Run("search", data, "soft-max", seed, DATA[data].epochs, settings)
 

@@ -186,26 +186,30 @@ def ablation_table(records: list[Record]) -> str:
 
 
 def search_table(records: list[Record]) -> str:
-    """Return the difference of each other search to soft neighbors with the default search."""
+    """Return the difference of each other search to soft neighbors with the default search, and to none."""
     lines = [
-        "| data | search | seeds | one label | − default | four labels | − default | purity |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| data | search | seeds | metric | accuracy | − default | − none | purity | agreement |",
+        "|---|---|--:|---|--:|--:|--:|--:|--:|",
     ]
-    for data in ("digits", "mnist"):
-        same = [r for r in records if r["data"] == data and r["row"] == "soft-max"]
+    for data in DATA:
+        same = [r for r in records if r["data"] == data and r["stage"] in ("sweep", "gate", "search")]
         default = {**UNTUNED, "neighbors": 10}
-        base = {r["seed"]: r for r in same if r["stage"] in ("sweep", "gate") and r["settings"] == default}
-        groups: dict[str, dict[int, Record]] = {"default": base}
+        none = {r["seed"]: r for r in same if r["row"] == "none" and not {"views", "crop_min"} & r["settings"].keys()}
+        base = {r["seed"]: r for r in same if r["row"] == "soft-max" and r["settings"] == default}
+        groups: dict[str, dict[int, Record]] = {"default": base} if base else {}
         for r in same:
             if r["stage"] == "search":
                 changed = [f"{name} {value}" for name, value in r["settings"].items() if name not in default]
                 groups.setdefault(", ".join(changed), {})[r["seed"]] = r
+        if not any(r["stage"] == "search" for r in same):
+            continue
         for change, runs in groups.items():
-            cells = [data, change, str(len(runs))]
-            for metric in ("one_label", "four_labels"):
-                own, other = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base))
-                cells += [_mean_sd(list(own.values())), "" if runs is base else _difference(paired(own, other))]
-            lines.append("| " + " | ".join([*cells, _percent(runs, "neighbor_purity")]) + " |")
+            metric = next(name for name in METRICS if name in next(iter(runs.values())))
+            own, other, start = ({seed: r[metric] for seed, r in each.items()} for each in (runs, base, none))
+            cells = [data, change, str(len(runs)), METRICS[metric], _mean_sd(list(own.values()))]
+            cells += ["" if runs is base else _difference(paired(own, other)), _difference(paired(own, start))]
+            cells += [_percent(runs, name) for name in ("neighbor_purity", "neighbor_agreement")]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
