@@ -50,7 +50,7 @@ def show_study(result: StudyResult | StudyEstimate) -> None:
             print_table(columns[0], columns[1:])
     print()
     print_wrapped("\n".join(explanation(result.table)), indent="  ")
-    print_wrapped("files: " + "  ".join(result.files.values()))
+    print("files: " + "  ".join(result.files.values()))
     for title, reason in result.failed.items():
         print_wrapped(f"failed: {title}: {reason}", sys.stderr)
     if result.failed:

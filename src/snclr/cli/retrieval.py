@@ -72,7 +72,7 @@ def show_embed(result: EmbedResult) -> None:
     """Print the written file and the images that could not be read."""
     images, names = count(result.images, "image"), f", keys in {result.keys_file}" if result.keys_file else ""
     length = "of length 1" if result.metadata["normalize"] else "not normalized"
-    print_wrapped(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
+    print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
     print_wrapped(
         f"images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)", indent="  "
     )
@@ -102,7 +102,7 @@ def show_neighbors(result: NeighborsResult) -> None:
             name = (neighbor.path or neighbor.key) + _tag(neighbor.label)
             weight = "" if result.weights is None else f"w {neighbor.w:.3f}  "
             print(f"  {weight}cosine {neighbor.cosine:7.4f}  {name}")
-    print_wrapped(f"wrote {result.figure} and {result.table}")
+    print(f"wrote {result.figure} and {result.table}")  # a path with spaces is not to be broken
     shares = [share for share in result.neighbor_purity if share is not None]
     if shares and result.queries > 1:
         by_position = ", ".join(f"{share:.1%}" for share in shares)
@@ -138,7 +138,8 @@ def show_explain(result: Explanation) -> None:
         print_wrapped("(an image listed twice has features of two epochs in the queue)", indent="  ")
     share = "w p / Σ w p; the loss is −log Σ w p" if result.form == "inside" else "part of the loss, Σ w (−log p)"
     print()
-    print_wrapped(f"p: exp(z1·NN/τ), {result.denominator}\nshare: {share}\nwrote {result.figure}")
+    print_wrapped(f"p: exp(z1·NN/τ), {result.denominator}\nshare: {share}")
+    print(f"wrote {result.figure}")
 
 
 COMMANDS = {

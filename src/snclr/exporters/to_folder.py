@@ -40,7 +40,8 @@ import timm
 
 # pretrained=True loads the weights; num_classes=N adds a new classifier
 encoder = timm.create_model(
-    {local_dir!r}, pretrained=True, num_classes=0
+    {local_dir!r},
+    pretrained=True, num_classes=0,
 )
 encoder.eval()
 """

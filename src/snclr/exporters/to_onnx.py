@@ -29,7 +29,8 @@ class ONNX(Format):
 import onnxruntime
 
 session = onnxruntime.InferenceSession(
-    {path!r}, providers=['CPUExecutionProvider']
+    {path!r},
+    providers=['CPUExecutionProvider'],
 )
 
 def encoder(images):  # numpy float32 (N, 3, {spec.image_size}, {spec.image_size}) to (N, {spec.num_features})
