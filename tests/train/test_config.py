@@ -214,7 +214,7 @@ def test_sizes_come_from_a_small_recipe_and_from_the_methods_paper_at_paper_scal
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("recipe", ["demo", "resnet50-imagenet"])
+@pytest.mark.parametrize("recipe", ["demo", "resnet50-imagenet", "vit-small-imagenet"])
 def test_config_yaml_repeats_a_run_and_has_only_used_settings(tmp_path, method, recipe):
     config = resolve({"recipe": recipe, "method": method})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))

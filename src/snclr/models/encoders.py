@@ -131,7 +131,7 @@ def build_encoder(spec: EncoderSpec, *, zero_init_residual: bool = False) -> nn.
 
     A stem other than "standard" is one 3×3 convolution (stride 1 or 2) without pooling. `zero_init_residual` sets the
     last batch norm of every residual block of a torchvision ResNet to zero, so that each block starts as the identity.
-    BYOL and MoCo v3 start so (Goyal et al., 2017), and timm's ResNets do without it.
+    BYOL and MoCo v3 start so (Goyal et al., 2017). timm's ResNets always do.
 
     >>> encoder = build_encoder(resolve_encoder("resnet10-tiny", image_size=32))
     >>> encoder(torch.zeros(2, 3, 32, 32)).shape

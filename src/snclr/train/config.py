@@ -72,7 +72,8 @@ class EncoderConfig(Settings):
     freeze_patch_embed: bool = False
     """Keep the patch embedding of a ViT at its random initialization."""
     zero_init_residual: bool = True
-    """Start every residual branch of a ResNet at zero; no: the library's initialization (timm's is the same)."""
+    """Start every residual branch of a ResNet at zero; no: torchvision's initialization. timm's ResNets always start at
+    zero."""
     drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Probability to skip a block of a ViT in training: rises linearly from 0 in the first block to this value in the
     last. A target network skips none."""
@@ -296,14 +297,18 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     _check_used(method, given)
 
     values = dict(recipe.settings)
+    # The config.yaml of a run has all settings: a None in it replaces the value of the recipe.
+    of_run = settings if is_run_config(settings) else read if is_run_config(read) and read["method"] == method else {}
     if method != "snclr":
         replaced = METHOD_SETTINGS - (SIZES if recipe.scale == "small" else set())
         values = {name: value for name, value in values.items() if name not in replaced}
-        # The config.yaml of a run has all settings, also those that are None.
-        if not (is_run_config(settings) or (is_run_config(read) and read["method"] == method)):
+        if not of_run:
             values |= paper_settings(
                 method, _setup(method, values | saved | given, paper_scale=recipe.scale == "paper")
             )
+    for name, value in _with_current_names(of_run).items():
+        if value is None and type(None) in known[name].types:
+            values[name] = None
     for source in (saved, given):
         values |= PRESETS[known["preset"].check(source.get("preset", "paper"))] | source
     if "warmup_epochs" not in given and ("warmup_epochs" not in saved or "epochs" in given):

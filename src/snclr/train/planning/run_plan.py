@@ -208,7 +208,7 @@ def neighbor_advice(agreement: float | None, purity: float | None, pulled: float
 
 
 def _stem_advice(run: PretrainConfig) -> str:
-    """Advise on the stem of a ResNet above 32 pixels: smaller images with the small stem can take longer."""
+    """Advise on the default stem from 33 to 64 pixels: it can be slower than the standard one on larger images."""
     from snclr.train.build import encoder_spec
 
     if run.stem != "auto" or run.image_size <= 32 or encoder_spec(run).stem != "small":
