@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from snclr.runtime.progress import Progress
 from snclr.train import pretrain_task
 from snclr.train.build import build_method, build_task, encoder_spec
 from snclr.train.config import resolve
-from snclr.train.load_run import load_trained_method
+from snclr.train.load_run import config_for_resume, load_trained_method
 from snclr.train.metrics import read_metrics
 from snclr.train.pretrain import launch_run
 from snclr.train.trainer import load_latest_checkpoint
@@ -272,6 +273,13 @@ def test_a_run_keeps_its_recipe_and_preset(images, tmp_path, change):
     with pytest.raises(UserError, match="a run is resumed with its own settings"):
         snclr.pretrain(out=str(out), resume=True, quiet=True, **change)
     assert snclr.pretrain(out=str(out), resume=True, quiet=True, recipe="demo").step == 6
+
+
+@pytest.mark.parametrize("given", [{"recipe": "CIFAR"}, {"precision": "bf16-mixed"}, {"method": "MoCo-v3"}])
+def test_a_resume_accepts_another_spelling_of_the_same_value(tmp_path, given):
+    config = resolve({"data": "demo", "out": str(tmp_path), **given})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    assert config_for_resume({"out": str(tmp_path), "resume": True, **given}) == replace(config, resume=True)
 
 
 def test_training_accepts_partly_labeled_images(tmp_path):

@@ -271,6 +271,18 @@ def all_settings() -> dict[str, Setting]:
     return {name: setting for group in setting_groups().values() for name, setting in group.items()}
 
 
+def config_value(name: str, value: Any) -> Any:
+    """Return the value that a config has for a given one; raise UserError if it is not allowed.
+
+    >>> config_value("recipe", "CIFAR"), config_value("precision", "bf16-mixed"), config_value("method", "MoCo-v3")
+    ('cifar', 'bf16', 'mocov3')
+    """
+    checked = all_settings()[name].check(value)
+    if name == "recipe":
+        return known_spelling(checked, RECIPES)
+    return checked.removesuffix("-mixed") if name == "precision" else checked
+
+
 def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> PretrainConfig:
     """Return the config of a run: `settings` win over the file `config`, the file over the recipe.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from snclr.checkpoint.run_dir import RunDir
 from snclr.errors import UserError, snclr_command
 from snclr.runtime.settings import current_name
-from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, all_settings, read_config, resolve
+from snclr.train.config import MAY_CHANGE_ON_RESUME, PretrainConfig, config_value, read_config, resolve
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +31,11 @@ def config_for_resume(settings: dict[str, Any]) -> PretrainConfig:
     given = {current_name(name): value for name, value in settings.items() if value is not None}
     if given.get("momentum") == "auto":  # the run has the number that was computed at its start
         del given["momentum"]
-    current, known = resolve(saved).to_dict(), all_settings()
+    current = resolve(saved).to_dict()
     # First the method, which determines the other settings; `resolve` refuses those that it does not use.
     for name in sorted(given, key=lambda name: name != "method"):
         if name in current and name not in MAY_CHANGE_ON_RESUME:
-            value = known[name].check(given[name])
+            value = config_value(name, given[name])
             if value != current[name]:
                 raise UserError(
                     f"the run in {given['out']} has {name}={current[name]!r}, not {name}={value!r}: a run is resumed"
