@@ -247,6 +247,17 @@ def test_the_state_of_another_evaluation_is_ignored(tmp_path):
     assert state.EvalState(tmp_path, "linear", {**settings, "epochs": 2}).load("probe", "cpu", quiet=True) is None
 
 
+def test_the_other_ranks_do_not_need_a_state_that_rank_0_has_deleted(tmp_path, monkeypatch):
+    def stop(saved: state.EvalState) -> None:
+        with saved:
+            shutil.rmtree(saved.folder)
+            monkeypatch.setattr(state, "rank_and_size", lambda: (1, 2))
+            raise StopRequested(signal.SIGTERM)
+
+    with pytest.raises(StopRequested):
+        stop(state.EvalState(tmp_path, "linear", {}))
+
+
 # ---- neighbors
 
 

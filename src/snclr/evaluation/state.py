@@ -99,8 +99,9 @@ class EvalState:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        is_empty = kind is None or not any(path.is_dir() for path in self.folder.iterdir())
-        if rank_and_size()[0] == 0 and not self.keep and is_empty:
+        if rank_and_size()[0] > 0:  # rank 0 may have deleted the folder already
+            return
+        if not self.keep and (kind is None or not any(path.is_dir() for path in self.folder.iterdir())):
             discard(self.folder)  # finished, or nothing was saved
         self._lock.release()
 
