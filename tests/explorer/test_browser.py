@@ -24,6 +24,7 @@ HOSTILE = [
     "<img src=x onerror=window.canary=1>.png", "'\"><script>window.canary=2<\u2215script>.png", "a\nb\t\u202egnp.png",
     "javascript:window.canary=3.png", "{{7*7}}${7*7}%00..%2f..%2f.png", "-x' onload='window.canary=4.png",
 ]  # fmt: skip
+HOSTILE_CLASS = "<b onmouseover='window.canary=(5)!*'>"
 SCREENS = ["neighbors", "neighbors?img=images:3", "map?img=images:3", "run", "time?img=images:3", "compare",
            "views?img=images:3", "curate", "curate?find=labels", "curate?find=diverse"]  # fmt: skip
 
@@ -37,8 +38,8 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.new("RGB", (20, 20), (200, 10 * number, 30)).save(images / "red" / "tmp.png")
         (images / "red" / "tmp.png").rename(images / "red" / name)
     (images / "blue" / "copy.png").write_bytes((images / "blue" / "blue_0.png").read_bytes())
-    (images / "<b onmouseover=window.canary=5>").mkdir()
-    Image.new("RGB", (20, 20), (250, 250, 250)).save(images / "<b onmouseover=window.canary=5>" / "white.png")
+    (images / HOSTILE_CLASS).mkdir()
+    Image.new("RGB", (20, 20), (250, 250, 250)).save(images / HOSTILE_CLASS / "white.png")
     (folder / "test").mkdir()
     (folder / "test" / "leak.png").write_bytes((images / "red" / "red_3.png").read_bytes())
     tiny_run.train(images, folder / "one", checkpoint_every=1, keep_encoders=3)
@@ -277,7 +278,12 @@ def test_views_change_with_the_sliders(page, address):
 def test_curate_exports_a_list_that_data_accepts(page, address, explored, tmp_path):
     page.goto(address + "#/curate")
     ready(page, ".group .tile")
-    page.get_by_role("slider", name="Smallest cosine").fill("1")
+    threshold = page.get_by_role("slider", name="Smallest cosine")
+    threshold.fill(threshold.get_attribute("min"))
+    page.wait_for_selector(".group p:has-text('more, all in the list')")  # a group of more images than are shown
+    (note,) = [text for text in texts(page, ".curate-controls p") if "beyond the first of each" in text]
+    assert page.locator(".export-bar b").inner_text() == note.split(", ")[1].split()[0]
+    threshold.fill("1")
     page.wait_for_selector(".group .tile[aria-label^='blue/copy.png']")
     page.wait_for_function("() => document.querySelectorAll('.group').length === 1")
     page.locator(".tile.choice.selected").first.click()
@@ -358,6 +364,10 @@ def test_a_static_folder_opens_without_a_server(page, explored, tmp_path, monkey
         page.wait_for_timeout(150)
         assert texts(page, ".message.error") == [], screen
     page.goto(f"{index}#/neighbors")
+    for name in (HOSTILE_CLASS, ""):  # the requests of all classes are in the folder
+        page.get_by_label("Class").select_option(name)
+        page.wait_for_selector(".browse-grid .tile, .message")
+        assert texts(page, ".message.error") == [], name
     page.locator(".browse-grid .tile").nth(4).click()
     page.wait_for_selector(".neighbor-grid .tile")
     page.locator(".neighbor-grid .tile").nth(2).click()

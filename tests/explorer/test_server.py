@@ -27,6 +27,7 @@ from snclr.evaluation.retrieval.gallery import Gallery
 from snclr.evaluation.session import open_session
 from snclr.explorer.explorer import MAX_UPLOAD_BYTES, Explorer
 from snclr.explorer.listen import open_socket
+from snclr.explorer.screens.training import summary
 from snclr.explorer.server import build_app
 from tests.helpers import tiny_run
 
@@ -360,13 +361,26 @@ def test_a_kept_checkpoint_has_the_encoder_that_the_run_exports(images, tmp_path
 def test_the_run_screen_has_curves_bad_images_and_changed_settings(client):
     found = ask(client, "api/run").json()
     assert [each["key"] for each in found["bad"]] == ["red/broken.png"]
-    assert found["complete"]
+    assert found["state"] == "complete"
     assert set(found["chance"]) == {"neighbor_purity", "queue_knn"}
     assert found["chance"]["neighbor_purity"] == ask(client, "api/time").json()["chance"]
     assert any("loss" in point for point in found["points"])
     changed = {each["name"]: each for each in found["settings"] if each["recipe"] is not None}
     assert changed["queue_length"]["value"] == "40"
     assert ask(client, "api/run/spectrum").json()["effective_rank"] > 1
+
+
+def test_a_run_without_an_encoder_is_in_progress_only_while_it_is_locked(trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    (copy / "encoder.safetensors").unlink()
+    (copy / "sessions.jsonl").unlink()  # as after a kill, no session has ended
+    with open_session(copy, device="cpu", quiet=True) as session:
+        explorer = Explorer(session)
+        assert summary(explorer, explorer.run)["state"] == "stopped"
+        assert explorer.run.dir.lock.acquire()
+        assert summary(explorer, explorer.run)["state"] == "in progress"
+        explorer.run.dir.lock.release()
+        explorer.jobs.close()
 
 
 def test_events_send_the_state_of_a_growing_run(trained, run, images, tmp_path):

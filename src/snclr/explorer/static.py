@@ -116,7 +116,8 @@ def _read(explorer: Explorer, progress: Progress, name: str, params: dict[str, A
 def _key(name: str, params: dict[str, Any]) -> str:
     """Return the key of a request, as assets/api.js builds it."""
     used = sorted((k, v) for k, v in params.items() if v != "")
-    return name + "?" + "&".join(f"{k}={quote(str(v), safe='')}" for k, v in used)
+    unescaped = "!'()*"  # by encodeURIComponent
+    return name + "?" + "&".join(f"{k}={quote(str(v), safe=unescaped)}" for k, v in used)
 
 
 def _state(explorer: Explorer) -> dict[str, Any]:

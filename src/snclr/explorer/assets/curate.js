@@ -7,6 +7,7 @@ import { download, load, message, segmented, slider, tile, toast } from "./ui.js
 
 const KINDS = { duplicates: "Near-duplicates", leaks: "Leaks", outliers: "Outliers", labels: "Suspect labels", diverse: "Diverse subset" };
 const MAX_GROUPS = 80;
+const MAX_MEMBERS = 24; // shown of a group
 const MAX_SHOWN = 240;
 
 export function mount(root, app) {
@@ -60,6 +61,15 @@ export function mount(root, app) {
     return element;
   }
 
+  // Put an image that is not shown in the list, unless a click has taken it out.
+  function listUnshown(id, reason) {
+    if (overruled.get(id) !== false) flagged.set(id, reason);
+  }
+
+  function unshown(number, noun = "") {
+    return number > 0 ? h("p", { class: "quiet", text: `… and ${count(number)} more${noun}, all in the list` }) : null;
+  }
+
   function duplicates() {
     const low = Math.max(data.floor, 0.5);
     let threshold = Math.max(low, 0.98);
@@ -67,12 +77,12 @@ export function mount(root, app) {
       flagged = new Map();
       const groups = group(data.pairs, threshold);
       const shown = groups.slice(0, MAX_GROUPS);
-      for (const each of groups.slice(MAX_GROUPS)) each.members.slice(1).forEach((id) => overruled.get(id) !== false && flagged.set(id, reason(each, id)));
+      groups.forEach((each, index) => each.members.slice(index < MAX_GROUPS ? MAX_MEMBERS : 1).forEach((id) => listUnshown(id, reason(each, id))));
       replace(
         body,
         groups.length ? null : message("No pair is this similar. Lower the threshold."),
-        h("div", { class: "groups" }, shown.map((each) => h("div", { class: "group" }, h("h3", { text: `${each.members.length} images, cosine ${number(each.highest, 3)}` }), h("div", { class: "grid" }, each.members.slice(0, 24).map((id, index) => choice(data.images[id], reason(each, id), [h("span", { class: "caption", text: shortName(data.images[id].key, 18) })], index > 0)))))),
-        groups.length > MAX_GROUPS ? h("p", { class: "quiet", text: `… and ${count(groups.length - MAX_GROUPS)} more groups, all in the list` }) : null,
+        h("div", { class: "groups" }, shown.map((each) => h("div", { class: "group" }, h("h3", { text: `${each.members.length} images, cosine ${number(each.highest, 3)}` }), h("div", { class: "grid" }, each.members.slice(0, MAX_MEMBERS).map((id, index) => choice(data.images[id], reason(each, id), [h("span", { class: "caption", text: shortName(data.images[id].key, 18) })], index > 0))), unshown(each.members.length - MAX_MEMBERS)))),
+        unshown(groups.length - MAX_GROUPS, " groups"),
       );
       replace(note, `${counted(groups.length, "group")}, ${counted(groups.reduce((sum, each) => sum + each.members.length - 1, 0), "image")} beyond the first of each.`);
       drawBar();
@@ -90,15 +100,19 @@ export function mount(root, app) {
   function leaks() {
     let threshold = 0.98;
     const note = h("p", { class: "quiet" });
+    const reason = (pair) => `leak: cosine ${pair.cosine.toFixed(4)} to the training image ${pair.train.key}`;
     const draw = () => {
       flagged = new Map();
       const found = data.pairs.filter((pair) => pair.cosine >= threshold);
+      const more = found.length === data.pairs.length && data.pairs.length < data.count; // the server sends the first ones
+      found.slice(MAX_SHOWN).forEach((pair) => listUnshown(pair.test.id, reason(pair)));
       replace(
         body,
         found.length ? null : message("No test image has a training image this similar. Lower the threshold."),
-        h("div", { class: "pairs" }, found.slice(0, MAX_SHOWN).map((pair) => h("div", { class: "leak" }, choice(pair.test, `leak: cosine ${pair.cosine.toFixed(4)} to the training image ${pair.train.key}`, [h("span", { class: "caption", text: "test" })]), h("span", { class: "cos", text: number(pair.cosine, 3) }), tile(pair.train, { side: 192, lines: [h("span", { class: "caption", text: "training" })] })))),
+        h("div", { class: "pairs" }, found.slice(0, MAX_SHOWN).map((pair) => h("div", { class: "leak" }, choice(pair.test, reason(pair), [h("span", { class: "caption", text: "test" })]), h("span", { class: "cos", text: number(pair.cosine, 3) }), tile(pair.train, { side: 192, lines: [h("span", { class: "caption", text: "training" })] })))),
+        unshown(found.length - MAX_SHOWN),
       );
-      replace(note, `${count(found.length)} of ${count(data.count)} test images. The list names the test images.`);
+      replace(note, `${more ? "At least " : ""}${count(found.length)} of ${count(data.count)} test images. The list names the test images${more ? "; snclr curate --find leaks lists all" : ""}.`);
       drawBar();
     };
     replace(controls, slider("Smallest cosine", { min: 0.5, max: 1, step: 0.001, value: threshold, format: (value) => value.toFixed(3), oninput: (value) => { threshold = value; draw(); } }), note);
@@ -122,8 +136,8 @@ export function mount(root, app) {
     const draw = () => {
       flagged = new Map();
       const used = data.images.slice(0, size);
-      used.slice(MAX_SHOWN).forEach((image, index) => overruled.get(image.id) !== false && flagged.set(image.id, reason(image, index + MAX_SHOWN)));
-      replace(body, used.length ? h("div", { class: "grid browse-grid" }, used.slice(0, MAX_SHOWN).map((image, index) => choice(image, reason(image, index), lines(image, index)))) : message("There are none."), used.length > MAX_SHOWN ? h("p", { class: "quiet", text: `… and ${count(used.length - MAX_SHOWN)} more, all in the list` }) : null);
+      used.slice(MAX_SHOWN).forEach((image, index) => listUnshown(image.id, reason(image, index + MAX_SHOWN)));
+      replace(body, used.length ? h("div", { class: "grid browse-grid" }, used.slice(0, MAX_SHOWN).map((image, index) => choice(image, reason(image, index), lines(image, index)))) : message("There are none."), unshown(used.length - MAX_SHOWN));
       drawBar();
     };
     replace(controls, slider(title, { min: 1, max: Math.max(1, data.images.length), step: 1, value: size, format: count, oninput: (value) => { size = value; draw(); } }), h("p", { class: "quiet", text }));

@@ -49,7 +49,7 @@ export function mount(root, app) {
         "div",
         { class: "run-head" },
         h("h1", { text: visible(run.title) }),
-        h("span", { class: run.complete ? "pill done" : "pill live", text: run.complete ? "complete" : "training" }),
+        h("span", { class: run.state === "in progress" ? "pill live" : "pill done", text: run.state }),
         app.runs.length > 1 ? segmented("Run", app.runs.map((each) => [each.name, shortName(each.title, 18)]), name, (value) => state.set({ run: value })) : null,
       ),
       h(

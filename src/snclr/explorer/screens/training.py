@@ -11,9 +11,10 @@ from snclr.explorer.opened_run import OpenedRun
 from snclr.io.jsonl import is_finite_number, read_jsonl
 from snclr.recipes import RECIPES
 from snclr.reports.curves import METRICS
-from snclr.reports.run_state import read_alerts
+from snclr.reports.run_state import read_alerts, read_state
 from snclr.train.health import effective_rank
 from snclr.train.metrics import read_metrics
+from snclr.train.sessions import read_sessions
 
 MAX_POINTS = 600
 MAX_BAD = 500
@@ -31,7 +32,7 @@ def summary(explorer: Explorer, run: OpenedRun) -> dict[str, Any]:
     every = max(1, -(-len(records) // MAX_POINTS))
     return {
         "title": run.title,
-        "complete": run.complete,
+        "state": read_state(run.dir, read_sessions(run.path), records).title,
         "step": records[-1]["step"] if records else run.step,
         "epoch": records[-1].get("epoch") if records else None,
         "epochs": None if run.config is None else int(run.config.epochs),
