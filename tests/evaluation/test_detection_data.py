@@ -104,6 +104,8 @@ def test_several_matching_files_and_no_file_are_errors(folder, tmp_path):
 
 
 def test_missing_image_folders_are_an_error(folder):
+    with pytest.raises(UserError, match=r"--images or --val-images nowhere does not exist"):
+        open_coco(folder, val_images="nowhere")
     (folder / "train2017").rename(folder / "moved")
     with pytest.raises(UserError, match="--images"):
         open_coco(folder)

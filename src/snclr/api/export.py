@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = None) -> list[Exported]:
-    """Export the encoder of a run. Each export is loaded by its library and compared before it is kept.
+    """Export the encoder of a run. Each export is loaded again and compared before it is kept.
 
     If some formats cannot be written, the others are, and ExportError states which failed and why.
 

@@ -32,8 +32,9 @@ Formats:
   onnx         one .onnx file, any batch size
   safetensors  encoder.safetensors and config.json, as in the run; any encoder
 
-Each export is loaded by its library and its features are compared with those of the encoder before it is kept. The
-code that loads it is printed. If one format fails, the others are still written, and the exit code is 2.
+Each export is loaded by its library (those for detectron2 and mmdet by torchvision) and its features are compared with
+those of the encoder before it is kept. The code that loads it is printed. If one format fails, the others are still
+written, and the exit code is 2.
 """
 
 _IMPORT_EXAMPLES = """Examples:

@@ -46,9 +46,10 @@ _CURATE_EXAMPLES = """Examples:
   snclr curate runs/photos --find leaks --test test-photos/ --out leaks.txt
   snclr curate runs/photos --find labels --out suspects.txt
   snclr curate runs/photos --find diverse --number 500 --out label-these.txt
-  snclr finetune runs/photos --labels label-these.txt
+  snclr finetune runs/photos --data label-these.txt --labels 100%
 
-Nothing is deleted. Each image of the list is below a comment with its reason.
+Nothing is deleted. Each image of the list is below a comment with its reason. To label an image of a list, write a TAB
+and the label after its path.
 """
 
 

@@ -1,4 +1,4 @@
-"""Export an encoder: write it to a hidden folder, load it with the target library, compare features, then rename.
+"""Export an encoder: write it to a hidden folder, load it again, compare features, then rename.
 
 An export that cannot be loaded or gives other features is deleted; an earlier export then stays unchanged.
 """

@@ -30,7 +30,7 @@ def check_names(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Exported:
-    """One exported file or folder. It was loaded by its library and compared with the encoder of the run."""
+    """One exported file or folder. It was loaded again and compared with the encoder of the run."""
 
     format: str
     path: Path
@@ -54,7 +54,7 @@ class ExportError(UserError):
 
 
 class Format(ABC):
-    """An export format. `reload` must load the files as the target library does, since the result is compared."""
+    """An export format. `reload` loads the files with the target library, those of detectron2 and mmdet by torchvision."""
 
     file: str = ""
     """Name of the file to load; "" if the folder is loaded."""

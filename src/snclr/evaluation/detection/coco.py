@@ -224,7 +224,7 @@ def _is_split(stem: str, split: str, name: str) -> bool:
 def find_images(folder: Path, file: Path, names: Sequence[str], given: str | Path | None) -> Path:
     """Find the image folder of an annotation file: the first candidate that has one of the first images."""
     if given is not None:
-        return _given(folder, given, "--images")
+        return _given(folder, given, "--images or --val-images")
     tag = file.stem.removeprefix("instances_")
     plain = tag.rstrip("0123456789_-")
     splits = (tag, plain, *_SPLITS.get(plain, ()))
