@@ -5,6 +5,7 @@ import inspect
 import json
 import signal
 import threading
+import typing
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -157,12 +158,12 @@ def call(function: Callable[..., Any], explorer: Explorer, given: Mapping[str, s
         "ref": lambda: explorer.ref(given.get("set", "images"), given.get("id", "")),
         "changes": lambda: views.parse_changes(given),
     }
-    arguments = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    arguments, hints = {}, typing.get_type_hints(function)
+    for name in inspect.signature(function).parameters:
         if name in objects:
             arguments[name] = objects[name]()
         elif name in given:
-            is_number = str(parameter.annotation).startswith("int")
+            is_number = int in (hints[name], *typing.get_args(hints[name]))
             arguments[name] = _whole_number(name, given[name]) if is_number else given[name]
     return function(**arguments)
 
