@@ -54,7 +54,7 @@ class ExportError(UserError):
 
 
 class Format(ABC):
-    """An export format. `reload` loads the files with the target library, those of detectron2 and mmdet by torchvision."""
+    """An export format. `reload` loads it with the target library, those of detectron2 and mmdet with torchvision."""
 
     file: str = ""
     """Name of the file to load; "" if the folder is loaded."""
