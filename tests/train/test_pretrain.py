@@ -275,6 +275,16 @@ def test_a_run_keeps_its_recipe_and_preset(images, tmp_path, change):
     assert snclr.pretrain(out=str(out), resume=True, quiet=True, recipe="demo").step == 6
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({"sides": "neither"}, 0), ({"neighbor_free_epochs": 2}, 0), ({}, 1)]
+)
+def test_a_run_with_a_gate_says_whether_neighbors_are_in_the_loss(images, tmp_path, capfd, settings, expected):
+    snclr.pretrain(data=images, out=str(tmp_path), **{**TINY, "min_agreement": 1e-6, "quiet": False, **settings})
+    used = [line["neighbors_used"] for line in read_metrics(tmp_path) if "neighbors_used" in line]
+    assert used == [expected] * 3  # the steps of the second epoch
+    assert ("the neighbors are in the loss" in capfd.readouterr().err) == bool(expected)
+
+
 @pytest.mark.parametrize("given", [{"recipe": "CIFAR"}, {"precision": "bf16-mixed"}, {"method": "MoCo-v3"}])
 def test_a_resume_accepts_another_spelling_of_the_same_value(tmp_path, given):
     config = resolve({"data": "demo", "out": str(tmp_path), **given})

@@ -73,7 +73,7 @@ class PretrainTask(LoaderTask):
         self._loss_sum, self._loss_steps = torch.zeros((), device=self.fabric.device), 0
         self._pushed_since: int | None = None  # the step since which fewer than half of the neighbors are pulled
         self._push_warned = False
-        self._neighbors_used: bool | None = None  # whether the gate was open, as printed last
+        self._neighbors_used: bool | None = None  # whether neighbors are in the loss, as printed last
 
     def step(self, batch: Batch, *, log: bool) -> dict[str, Any]:
         """Run `training_step`; if `log`, also measure loss and health of the global batch and return them."""
@@ -147,9 +147,10 @@ class PretrainTask(LoaderTask):
         self._collapsed = is_collapsed
         self._check_pulled(batch.step, values.get("pulled_share"))
         if (gate := self.module.gate) is not None and batch.epoch > 0:
-            used = gate.is_open(batch.epoch)
+            gate_decides = self.module.settings_use_neighbors(batch.epoch)
+            used = gate_decides and gate.is_open(batch.epoch)
             values["neighbors_used"] = float(used)
-            if used != self._neighbors_used:
+            if gate_decides and used != self._neighbors_used:
                 self._neighbors_used = used
                 self._print_gate(batch.epoch, gate, used)
         return {**values, "lr": lr, "gradient_norm": gradient_norm, "collapsed": is_collapsed}

@@ -64,7 +64,7 @@ class SNCLR(TwoWayMethod):
                 k_ids = [of_view[:, : c.neighbors] for of_view in found_ids]
                 neighbors = [neighbors[a].keep(also_found(k_ids[a], k_ids[1 - a])) for a in (0, 1)]
         gate_is_open = self.gate is None or self.gate.is_open(epoch)
-        use_neighbors = gate_is_open and epoch >= c.neighbor_free_epochs
+        use_neighbors = gate_is_open and self.settings_use_neighbors(epoch)
         outputs: list[SoftNeighborOutput] = []
         for a, b in ((0, 1), (1, 0)):
             output = self.direction(views[a], target[b], neighbors[b], target[a], use_neighbors)
@@ -85,6 +85,10 @@ class SNCLR(TwoWayMethod):
             positiveness=one_to_two.w,
             pulled=None if one_to_two.pulled is None else one_to_two.pulled.to(one_to_two.w.dtype),
         )
+
+    def settings_use_neighbors(self, epoch: int) -> bool:
+        """Return whether the settings let neighbors into the loss of this epoch; the gate may still keep them out."""
+        return self.config.sides != "neither" and epoch >= self.config.neighbor_free_epochs
 
     def direction(
         self, view: Tensor, y2: Tensor, neighbors: Neighbors, same_view: Tensor, use_neighbors: bool
