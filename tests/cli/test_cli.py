@@ -94,6 +94,15 @@ def test_indented_lines_of_the_help_fit_into_80_columns(command):
     assert [line for line in lines if line.startswith("  ") and len(line) > 80] == []
 
 
+def test_no_flag_is_split_in_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("pretrain", "knn"):
+        main([command, "--help"])
+        words = capsys.readouterr().out.replace("│", " ").split()
+        for argument in build_app([command])[command].assemble_argument_collection():
+            assert not argument.show or {name for name in argument.names if name.startswith("--")} <= {*words}
+
+
 def test_import_and_help_load_nothing_heavy():
     code = """
 import sys, snclr, snclr.cli.main

@@ -17,6 +17,7 @@ from snclr.checkpoint.run_dir import RunDir, no_run_to_resume, open_run
 from snclr.errors import UserError, similar_path
 from snclr.io.atomic import check_file_name, check_writable
 from snclr.runtime.machine import check_precision, has_gpu_driver
+from snclr.runtime.progress import set_torch_status
 from snclr.runtime.settings import Range
 from snclr.runtime.stop import STARTED_BY
 from snclr.train.config import fit_queue, read_config, require_paths, resolve
@@ -43,6 +44,7 @@ def checked_session(
 ) -> AbstractContextManager[Session]:
     """Open the session of an evaluation after a check of the run and of the data that was given."""
     check_run_and_data(run, *data, device=options.get("device"), precision=options.get("precision", "32"))
+    set_torch_status()
     from snclr.evaluation.session import open_session
 
     return open_session(run, **options)

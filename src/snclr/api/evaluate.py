@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from snclr.api.early_checks import check_numbers, labeled_session
 from snclr.api.options import EncodingOptions, RankOptions, with_options
 from snclr.evaluation.results import DetectResult, FewShotResult, FinetuneResult, KnnResult, LinearResult
+from snclr.runtime.progress import set_torch_status
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ def detect(
         settings: Values for the fields of `snclr.evaluation.detection.settings.DetectSettings`, such as `iterations` or
             `lr`; the recipe supplies the rest.
     """
+    set_torch_status()
     from snclr.distributed.collectives import name_missing_ranks
     from snclr.distributed.launch import launch
     from snclr.evaluation.detection.evaluate import evaluate_detection

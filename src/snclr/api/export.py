@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from snclr.api.early_checks import check_folder, check_run_and_data, check_weights
 from snclr.exporters.format import Exported, check_names
+from snclr.runtime.progress import set_torch_status
 
 if TYPE_CHECKING:
     from snclr.checkpoint.external_weights import ImportedEncoder
@@ -29,6 +30,7 @@ def export(run: str | Path, to: str | Sequence[str], out: str | Path | None = No
     unique = list(dict.fromkeys(name for name in names if name))
     check_names(unique)
     check_folder(out)
+    set_torch_status()
     from snclr.exporters.export import export_run
 
     return export_run(Path(run), unique, None if out is None else Path(out))
@@ -59,6 +61,7 @@ def import_encoder(
     """
     check_weights(weights)
     check_folder(out)
+    set_torch_status()
     from snclr.checkpoint.external_weights import import_encoder as write_folder
 
     return write_folder(weights, Path(out), name=encoder, image_size=image_size, stem=stem, heads=heads)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snclr.api.early_checks import check_data, check_device, check_numbers, check_pretrain
-from snclr.runtime.progress import print_wrapped
+from snclr.runtime.progress import print_wrapped, set_torch_status
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def pretrain(*, config: str | Path | None = None, quiet: bool = False, **setting
     note = check_pretrain(settings, config)
     if note and not quiet:
         print_wrapped(f"warning: {note}", sys.stderr)
+    set_torch_status()
     from snclr.train.pretrain import pretrain
 
     return pretrain(config=config, quiet=quiet, **settings)
@@ -82,6 +83,7 @@ def doctor(
         only: Groups of checks to run, with commas between them, e.g. kernels,methods (default: all).
         quick: Use smaller sizes, and omit the largest batch and the gain of --compile.
     """
+    set_torch_status()
     from snclr.diagnostics.suite import diagnose
 
     groups = [name.strip() for name in only.split(",") if name.strip()]

@@ -17,6 +17,7 @@ from snclr.evaluation.results import CurateResult
 from snclr.explorer.listen import open_socket
 from snclr.explorer.results import ExploreResult
 from snclr.reports.text import read_class_names
+from snclr.runtime.progress import set_torch_status
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def report(
         from snclr.reports.build import write_overlay
 
         return write_overlay(run_dirs, run_dirs[0].runs_report if out is None else Path(out))
+    set_torch_status()
     from snclr.evaluation.session import open_session
     from snclr.reports.build import ReportOptions, write_report
 
@@ -137,6 +139,7 @@ def explore(
     with ExitStack() as stack:
         if static is None:
             listener = stack.enter_context(open_socket(port))
+        set_torch_status()
         from snclr.evaluation.session import open_session
         from snclr.explorer import static as static_folder
         from snclr.explorer.explorer import Explorer

@@ -10,6 +10,7 @@ from snclr.api.early_checks import check_file, check_numbers, check_query, check
 from snclr.api.options import SessionOptions, with_options
 from snclr.errors import UserError
 from snclr.evaluation.results import FORMATS, MAX_NEIGHBORS, EmbedResult, Explanation, NeighborsResult, SearchResult
+from snclr.runtime.progress import set_torch_status
 from snclr.runtime.settings import Range
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def explain(
     if Path(image).expanduser().is_dir():
         raise UserError(f"{image} is a folder; give one image")
     check_query(run, image)
+    set_torch_status()
     from snclr.evaluation.retrieval.explain import explain_image
     from snclr.reports.figures.neighbors import draw_explanation
 

@@ -5,20 +5,26 @@ function with `**settings` also gets one flag for each of `Command.settings`. cy
 """
 
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace, UnionType
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import docstring_parser
 from cyclopts import App, CoercionError, Group, Parameter, Token, convert
+from cyclopts.help import DefaultFormatter
 
 from snclr.api.options import describe
 from snclr.errors import american, known_spelling, snclr_command
 from snclr.runtime.settings import Setting, current_name
+
+if TYPE_CHECKING:
+    from cyclopts.help import ColumnSpec, HelpEntry
+    from rich.console import Console, ConsoleOptions
 
 _PRECISIONS = {"fp16": "16", "float16": "16", "fp32": "32", "float32": "32", "bfloat16": "bf16", "float64": "64"}
 _JSON = Parameter(help="print the result as one JSON object", negative=(), show_default=False)
@@ -102,7 +108,22 @@ def add_command(app: App, name: str, command: Command, summary: str, position: i
         """Carry the signature for parsing, also by name in `cli.main.parse`; `Command.call` calls the function."""
 
     describe(target, list(_parameters(command)), "")
-    app.command(target, name=name, help=summary, help_epilogue=_reflow(command.examples), sort_key=position)
+    app.command(
+        target, name=name, help=summary, help_epilogue=_reflow(command.examples), sort_key=position,
+        help_formatter=DefaultFormatter(column_specs=_help_columns),
+    )  # fmt: skip
+
+
+def _help_columns(
+    console: "Console", options: "ConsoleOptions", entries: "list[HelpEntry]"
+) -> "tuple[ColumnSpec, ...]":
+    """Return the columns of a panel of the help. cyclopts would split a flag that is longer than 35 % of the width."""
+    from cyclopts.help.specs import get_default_parameter_columns
+    from rich.console import Console
+
+    longest = max((len(flag) for entry in entries for flag in entry.all_options), default=0)
+    width = max(console.width, math.ceil((longest + 2) / 0.35))  # continued lines are indented by 2
+    return get_default_parameter_columns(Console(width=width), options, entries)
 
 
 def normalize_spelling(argv: Sequence[str], commands: Iterable[str]) -> list[str]:

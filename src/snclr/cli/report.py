@@ -79,7 +79,9 @@ def show_curate(result: CurateResult) -> None:
         print(f"  {entry['key']}\n    {entry['reason']}")
     if result.found > 8:
         print(f"  … and {result.found - 8:,} more")
-    print(f"wrote {result.file}" + (f" and {result.keep}" if result.keep else ""))
+    print(f"wrote {result.file}")
+    if result.keep:
+        print(f"wrote {result.keep}: the other images")
     for warning in result.warnings:
         print_wrapped(f"warning: {warning}", sys.stderr)
     if result.skipped:

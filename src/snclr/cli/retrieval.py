@@ -70,9 +70,11 @@ The image's center crop is used as both views. K is that of the run. Columns of 
 
 def show_embed(result: EmbedResult) -> None:
     """Print the written file and the images that could not be read."""
-    images, names = count(result.images, "image"), f", keys in {result.keys_file}" if result.keys_file else ""
+    images = count(result.images, "image")
     length = "of length 1" if result.metadata["normalize"] else "not normalized"
-    print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}{names}")
+    print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}")
+    if result.keys_file:
+        print(f"wrote {result.keys_file}: the key of each image")
     print_wrapped(
         f"images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)", indent="  "
     )
@@ -102,7 +104,7 @@ def show_neighbors(result: NeighborsResult) -> None:
             name = (neighbor.path or neighbor.key) + _tag(neighbor.label)
             weight = "" if result.weights is None else f"w {neighbor.w:.3f}  "
             print(f"  {weight}cosine {neighbor.cosine:7.4f}  {name}")
-    print(f"wrote {result.figure} and {result.table}")  # a path with spaces is not to be broken
+    print(f"wrote {result.figure}\nwrote {result.table}")  # a path with spaces is not to be broken
     shares = [share for share in result.neighbor_purity if share is not None]
     if shares and result.queries > 1:
         by_position = ", ".join(f"{share:.1%}" for share in shares)

@@ -176,7 +176,7 @@ def extract_features(
         progress.done = sum(len(blocks[number]) for number in encoded)
         if store is not None and progress.done:
             done = f"{progress.done:,} of {count(len(dataset), 'image')}"
-            progress.print(f"{progress.description}: {done} read from the cache ({store.parent})")
+            progress.print(f"{progress.description}: {done} read from the cache\n  {store.parent}")
         # The size of a chunk must not depend on the world size, since the images of a chunk determine the last bits
         # of their features. A small dataset has small chunks, so that all ranks get a share.
         chunk = min(batch_size, max(32, -(-len(dataset) // 8)))

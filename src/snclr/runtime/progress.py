@@ -423,6 +423,12 @@ def set_status(text: str) -> None:
         _status.set(text)
 
 
+def set_torch_status() -> None:
+    """Show in the status line that torch is loaded next, which takes seconds, unless it is loaded."""
+    if "torch" not in sys.modules:
+        set_status("loading torch")
+
+
 def _show_bar_in_status(progress: Progress | None) -> None:
     if _status is not None:
         _status.show_bar(progress)

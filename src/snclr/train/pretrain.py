@@ -20,6 +20,7 @@ from snclr.errors import UserError, count
 from snclr.io.atomic import write_atomic
 from snclr.methods.config import QueueConfig
 from snclr.runtime.device import limit_threads, math_settings
+from snclr.runtime.progress import set_status
 from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_task
 from snclr.train.config import PretrainConfig, require_paths, resolve
@@ -106,6 +107,7 @@ def _pretrain(config: PretrainConfig, fabric: Any, *, quiet: bool) -> PretrainRe
         session = record_session(run, fabric.device, fabric.world_size) if fabric.is_global_zero else nullcontext()
         with limit_threads(config.threads), session:
             _train(task, checkpoint, stop, quiet=quiet)
+        set_status("writing the encoder")
         with raise_on_all_ranks():
             if fabric.is_global_zero:
                 task.on_save(task.total_steps)

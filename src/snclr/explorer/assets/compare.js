@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { chanceOf, count, h, number, percent, replace, shortName, visible } from "./dom.js";
 import * as state from "./state.js";
-import { arrowKeys, classEdge, load, select, stat, tile } from "./ui.js";
+import { arrowKeys, classEdge, load, message, select, stat, tile } from "./ui.js";
 
 const PAGE = 60;
 
@@ -36,6 +36,8 @@ export function mount(root, app) {
       shown = `${one}/${other}`;
       offset = 0;
       drawHead(one, other, null);
+      replace(list, message("Computing the neighbors of each image by both encoders."));
+      replace(detail, message("Both encoders' neighbors of one image are shown here, first of the image whose neighbors differ most."));
       load(list, (options) => get("compare", { one, other, limit: PAGE, offset: 0 }, options), (found) => {
         drawHead(one, other, found);
         const grid = arrowKeys(h("div", { class: "grid browse-grid" }));

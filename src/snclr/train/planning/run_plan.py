@@ -14,7 +14,7 @@ from snclr.data.read_check import check_images, unread_photos
 from snclr.data.sampler import steps_per_epoch
 from snclr.errors import UserError, count
 from snclr.methods.config import QueueConfig
-from snclr.runtime.progress import set_status
+from snclr.runtime.progress import set_status, set_torch_status
 from snclr.train.config import PretrainConfig, fit_queue, resolve
 
 HELPFUL_AGREEMENT = 0.5
@@ -138,7 +138,7 @@ def plan_run(
     run = fit_queue(run, data.images)
     epoch_steps = steps_per_epoch(data.images, run.batch_size)
     checked, unreadable = check_images(run.data, min_side=run.image_size, quiet=quiet)
-    set_status("loading torch")
+    set_torch_status()
     from snclr.distributed.environment import ranks_per_node  # imports torch, so after the checks above
     from snclr.distributed.launch import check_batch_size
     from snclr.runtime.device import pick_device
