@@ -462,7 +462,8 @@ def test_the_command_line(resnet, tmp_path, capsys):
     run, out = str(resnet[0]), str(tmp_path)
     assert main(["export", run, "--to", "torchvision,mmdet", "--out", out]) == 0
     printed = capsys.readouterr().out
-    assert f"torchvision: wrote {tmp_path / 'torchvision' / 'encoder.pth'}; loaded again, features identical" in printed
+    wrote = f"torchvision: wrote {tmp_path / 'torchvision' / 'encoder.pth'}"
+    assert f"{wrote}\n  loaded again, features identical" in printed
     assert "encoder = torchvision.models.resnet18()" in printed
     assert "init_cfg=dict(" in printed
     assert main(["export", run, "--to", "torchvision", "--out", out, "--json"]) == 0

@@ -84,7 +84,7 @@ def show_export(outcome: tuple[list[Exported], dict[str, str]]) -> None:
     for item in exports:
         same = f"features equal up to rounding (difference at most {item.difference:.1e})"
         same = "features identical" if item.difference == 0 else same
-        print_wrapped(f"{item.format}: wrote {item.path}; loaded again, {same}\n")
+        print(f"{item.format}: wrote {item.path}\n  loaded again, {same}\n")
         print("\n".join(f"    {line}".rstrip() for line in item.snippet.splitlines()) + "\n")
     for reason in failed.values():
         print_wrapped(f"snclr export: {reason}", sys.stderr)

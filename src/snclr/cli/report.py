@@ -74,9 +74,10 @@ def show_explore(result: ExploreResult) -> None:
 def show_curate(result: CurateResult) -> None:
     """Print what was found, with the first entries."""
     groups = "" if result.groups is None else f" in {result.groups:,} groups"
-    print(f"found {result.found:,} of {result.images:,} images{groups}; {result.protocol}")
+    print_wrapped(f"found {result.found:,} of {result.images:,} images{groups}; {result.protocol}")
     for entry in result.entries[:8]:
-        print(f"  {entry['key']}\n    {entry['reason']}")
+        print(f"  {entry['key']}")
+        print_wrapped(entry["reason"], indent="    ")
     if result.found > 8:
         print(f"  … and {result.found - 8:,} more")
     print(f"wrote {result.file}")

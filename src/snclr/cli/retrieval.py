@@ -73,11 +73,11 @@ def show_embed(result: EmbedResult) -> None:
     images = count(result.images, "image")
     length = "of length 1" if result.metadata["normalize"] else "not normalized"
     print(f"wrote {result.file}: {images} × {result.metadata['features']} features, {length}")
-    if result.keys_file:
-        print(f"wrote {result.keys_file}: the key of each image")
     print_wrapped(
         f"images: {result.metadata['data']}, split {result.metadata['split']} (--split selects another)", indent="  "
     )
+    if result.keys_file:
+        print(f"wrote {result.keys_file}: the key of each image")
     if skipped := result.metadata["skipped"]:
         first, where = f"{skipped[0]['key']}: {skipped[0]['reason']}", result.keys_file or "the file's metadata"
         print_wrapped(f"unreadable images: {len(skipped):,}, left out and listed in {where}, e.g. {first}")

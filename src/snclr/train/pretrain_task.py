@@ -159,7 +159,8 @@ class PretrainTask(LoaderTask):
         """Print whether the gate lets neighbors into the loss."""
         state = f"the neighbors are {'' if used else 'not '}in the loss"
         found = f"{gate.agreement:.0%} of the {COMPARED_NEIGHBORS} nearest were found from both views of an image"
-        self.progress.print(f"epoch {epoch + 1}: {state}: in epoch {epoch}, {found} (--min-agreement {gate.minimum:g})")
+        over = f"on average over epoch {epoch}"
+        self.progress.print(f"epoch {epoch + 1}: {state}: {over}, {found} (--min-agreement {gate.minimum:g})")
 
     def _check_pulled(self, step: int, share: float | None) -> None:
         """Warn once, after a whole epoch in which fewer than half of the neighbors were pulled; single steps vary."""
