@@ -95,9 +95,11 @@ def _process(
                     outcome.failed[run.title] = _failure(options.side_file(run, "log"), process.returncode)
                     progress.print(f"FAILED {run.title}: {outcome.failed[run.title]}")
             trained = {run.title: min(_images(run, options), images_of(run)) for run, _ in running}
+            if trained:  # named before its first step, as its start takes long
+                progress.values["run"] = ", ".join(trained)
             finished = sum(images_of(run) for run in pending if run.key in outcome.records)
             if (done := finished + sum(trained.values())) > progress.done:
-                progress.update(done - progress.done, values={"run": ", ".join(trained)})
+                progress.update(done - progress.done)
             if running:
                 time.sleep(_POLL_SECONDS)
     finally:

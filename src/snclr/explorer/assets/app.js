@@ -58,9 +58,12 @@ function theme(change) {
 }
 
 function drawHeader(screen) {
-  const runs = app.runs.map((each) => visible(each.title)).join("  ·  ");
-  const first = app.runs[0];
-  const facts = [first.encoder, first.method, first.step === null ? null : `step ${first.step.toLocaleString("en-US")}`];
+  const step = (run) => (run.step === null ? null : `step ${run.step.toLocaleString("en-US")}`);
+  const several = app.runs.length > 1; // the step of each is then beside its name
+  const name = (run) => visible(run.title) + (several && step(run) ? ` (${step(run)})` : "");
+  const runs = app.runs.map(name).join("  ·  ");
+  const common = (key) => [...new Set(app.runs.map((run) => run[key]))].filter(Boolean).join(", ");
+  const facts = [common("encoder"), common("method"), several ? null : step(app.runs[0])].filter(Boolean).join(" · ");
   replace(
     header,
     h(
@@ -80,7 +83,7 @@ function drawHeader(screen) {
           }),
         ),
       ),
-      h("div", { class: "run", title: facts.filter(Boolean).join(" · ") }, h("b", { text: runs }), h("small", { text: facts.filter(Boolean).join(" · ") })),
+      h("div", { class: "run", title: `${runs}: ${facts}` }, h("b", { text: runs }), h("small", { text: facts })),
       h("button", { type: "button", class: "icon", title: "Light or dark (t)", "aria-label": "Light or dark", text: "◐", onclick: () => theme(true) }),
       h("button", { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Keys", text: "?", onclick: help }),
     ),

@@ -1,7 +1,7 @@
 // Views: what the augmentation makes of an image, and a preview of other strengths.
 
 import { get } from "./api.js";
-import { h, number, replace, shortName, visible } from "./dom.js";
+import { count, h, number, replace, shortName, visible } from "./dom.js";
 import * as state from "./state.js";
 import { load, segmented, slider, stat, toast } from "./ui.js";
 
@@ -44,6 +44,15 @@ export function mount(root, app) {
     });
   }
 
+  function exactText(epoch, seed) {
+    const { epochs } = settings;
+    const has = `the run has ${count(epochs)} epoch${epochs === 1 ? "" : "s"}, counted from 0`;
+    if (epoch >= epochs) return `A preview: ${has}.`;
+    const last = epoch + COUNT - 1;
+    if (last < epochs) return `Exactly the views of training: seed ${seed}, epochs ${epoch} to ${last}, counted from 0.`;
+    return `Exactly the views of training, seed ${seed}, up to epoch ${epochs - 1}: ${has}. Later ones are a preview.`;
+  }
+
   function draw(found, epoch, seed) {
     body.classList.remove("stale");
     const picture = (source, cosine, label) => h("figure", { class: "view" }, h("img", { src: source, alt: label, draggable: "false" }), h("figcaption", { text: cosine }));
@@ -59,7 +68,7 @@ export function mount(root, app) {
           h("div", { class: "stats" },
             stat("Two views", number(found.mean_pair, 2), "mean cosine to each other"),
             stat("View to image", number(found.mean_image, 2), "mean cosine to the center crop")),
-          h("p", { class: found.exact ? "quiet ok" : "quiet changed", text: found.exact ? `Exactly the views of training: seed ${seed}, epochs ${epoch} to ${epoch + COUNT - 1}.` : "A preview: these settings or this seed are not those of the run." }),
+          h("p", { class: found.exact ? "quiet ok" : "quiet changed", text: found.exact ? exactText(epoch, seed) : "A preview: these settings or this seed are not those of the run." }),
         ),
       ),
       h("div", { class: "epochs" }, found.epochs.map((each) => h("div", { class: "epoch" }, h("h3", { text: `epoch ${each.epoch}` }), h("div", { class: "pair" }, each.views.map((one, index) => picture(one.image, number(one.cosine, 2), `view ${index + 1}`))), h("p", { class: "quiet", text: `to each other ${number(each.cosine, 2)}` })))),

@@ -28,6 +28,7 @@ def settings(run: OpenedRun) -> dict[str, Any]:
             {"name": name, "limit": 0.5 if name == "hue" else 1.0, "help": one.help} for name, one in SLIDERS.items()
         ],
         "seed": run.seed,
+        "epochs": None if run.config is None else run.config.epochs,
         "name": None if run.config is None else run.config.views,
         "crop_min": None if run.config is None else run.config.crop_min,
     }
