@@ -20,12 +20,13 @@ from snclr.data.datasets.base import ArrayDataset, open_dataset
 from snclr.data.splits import open_splits, take
 from snclr.evaluation import features as extraction
 from snclr.evaluation.features import extract_features
-from snclr.evaluation.knn import knn
+from snclr.evaluation.knn import evaluate_knn, knn
 from snclr.evaluation.linear import linear_cached
 from snclr.evaluation.linear_task import LinearHeads
 from snclr.evaluation.results import read_results
+from snclr.evaluation.session import Session
 from snclr.evaluation.trained_on import count_trained_on
-from snclr.runtime.stop import StopRequested
+from snclr.runtime.stop import StopFlag, StopRequested
 from snclr.train.build import build_method, encoder_spec
 from snclr.train.config import read_config, resolve
 from snclr.train.health import PURITY_IN_TRAINING, PURITY_OF_QUEUE
@@ -77,6 +78,23 @@ def features_of(run: Path, images: Path, test: Path, index=None) -> dict[str, tu
 
 
 # ---- n, standard error, chance and baselines
+
+
+def test_the_untrained_encoder_starts_its_residual_branches_as_the_run_did(images, test_images, tmp_path):
+    run = tiny_run.train(
+        images, tmp_path / "run", epochs=1, warmup_epochs=0, encoder="resnet18", stem="small", zero_init_residual=True
+    )
+    result = snclr.knn(run, test=str(test_images), k=5, quiet=True)
+    sets = features_of(run, images, test_images)["untrained encoder"]
+    assert result.baselines["untrained encoder"].top1 == knn(*sets, k=5).top1
+
+
+def test_an_accuracy_in_half_precision_states_it(own, test_images):
+    session = Session(own, "cpu", StopFlag(), quiet=True, cache=False, workers=0, precision="bf16")
+    result = evaluate_knn(session, data=None, test=str(test_images), k=5, temperature=0.07, seed=0)
+    (record,) = read_results(own)
+    assert result.precision == record["precision"] == result.to_dict()["precision"] == "bf16"
+    assert "precision" not in snclr.knn(own, test=str(test_images), k=5, quiet=True).to_dict()
 
 
 def test_knn_states_n_standard_error_chance_and_baselines(own, images, test_images):

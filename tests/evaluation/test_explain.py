@@ -174,6 +174,11 @@ def test_a_run_that_ended_without_neighbors_in_the_loss_is_named(images, tmp_pat
     assert "training's last epoch had no neighbors in the loss (--min-agreement 1)" in capsys.readouterr().out
 
 
+def test_a_run_whose_settings_have_no_neighbors_does_not_name_the_gate(images, tmp_path):
+    run = tiny_run.train(images, tmp_path / "run", epochs=1, warmup_epochs=0, min_agreement=1.0, sides="neither")
+    assert snclr.explain(run, images / "green/green_0.png", quiet=True).gate is None
+
+
 def test_the_command_prints_a_table_or_json(run, images, capsys):
     assert main(["explain", str(run), str(images / "green/green_0.png")]) == 0
     captured = capsys.readouterr()

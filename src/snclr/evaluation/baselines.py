@@ -91,12 +91,14 @@ def measure_baselines(classifier: FeatureClassifier[Any], note: str | None) -> d
     config_file = RunDir(session.run).config
     config = read_config(config_file) if config_file.is_file() else {}
     seed, source = int(config.get("seed") or 0), config.get("init_from")
+    zero_init = bool(config.get("zero_init_residual", False))
     side = min(inputs.spec.image_size, _PIXEL_SIDE)
     uncached = replace(session, cache=False)  # decoding is most of the cost of pixels, and they are large
     origin = f"random weights; the run started from {source}" if source else None
     untrained = _measure(
-        classifier, "untrained encoder", {"encoder": inputs.spec.to_dict(), "seed": seed},
-        lambda: inputs.features(session, initial_encoder(inputs.spec, seed), role="untrained"),
+        classifier, "untrained encoder",
+        {"encoder": inputs.spec.to_dict(), "seed": seed, "zero_init_residual": zero_init},
+        lambda: inputs.features(session, initial_encoder(inputs.spec, seed, zero_init), role="untrained"),
     )  # fmt: skip
     pixels = _measure(
         classifier, "raw pixels", {"side": side},
@@ -117,9 +119,10 @@ def _measure(
     `network` identifies these features: JSON values, part of the key in the cache.
     """
     session, inputs = classifier.session, classifier.inputs
+    precision = {} if session.precision == "32" else {"precision": session.precision}
     identity = {
         "kind": classifier.kind, **classifier.settings, "data": _data_identity(inputs),
-        "device": torch.device(session.device).type, "features": network,
+        "device": torch.device(session.device).type, "features": network, **precision,
     }  # fmt: skip
     own_path = RunDir(session.run.resolve()).evaluation / "baselines" / f"{short_hash(identity)}.json"
     scores = on_rank_zero(lambda: _read(own_path, session.run.resolve())) if session.cache else None
@@ -134,11 +137,11 @@ def _measure(
     return scores
 
 
-def initial_encoder(spec: EncoderSpec, seed: int) -> nn.Module:
+def initial_encoder(spec: EncoderSpec, seed: int, zero_init_residual: bool) -> nn.Module:
     """Return the encoder with the weights that a run of this seed starts from."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_encoder(spec)
+        return build_encoder(spec, zero_init_residual=zero_init_residual)
 
 
 def _data_identity(inputs: EvalInputs) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,8 @@ class AccuracyResult:
     """Training and test images without a label, which were left out."""
     skipped: int | Sequence[dict[str, Any]]
     """Images that could not be read: their number, after fine-tuning also their names and the reasons."""
+    precision: str = field(default="32", kw_only=True)
+    """Precision of the frozen encoder; a record has it only if it is not 32."""
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -88,6 +90,8 @@ class AccuracyResult:
         """Return the record in results.jsonl."""
         values = asdict(self)
         numbers = {name: values.pop(name) for name in ("top1", "top5")}
+        if values["precision"] == "32":
+            del values["precision"]
         return {"kind": values.pop("kind"), "time": values.pop("time"), "numbers": numbers, **values}
 
 

@@ -146,6 +146,10 @@ class Method(nn.Module):
         assert self.queue is not None
         self.queue.push(*args, **kwargs)
 
+    def settings_use_neighbors(self, epoch: int) -> bool:
+        """Return whether the settings let neighbors into the loss of this epoch; the gate may still keep them out."""
+        return True
+
 
 class MomentumMethod(Method):
     """A method with a target network: EMA copies of encoder and projector without gradient.

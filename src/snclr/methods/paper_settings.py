@@ -2,8 +2,8 @@
 
 `paper_settings` returns them for a method. They replace those of the recipe and of the config class; a given setting
 replaces them. Values of the run itself (learning rate, crops, weight decay) are used with recipes of scale "paper"
-only, since a recipe for less data has the same for every method. Exceptions: MAE and CAE have their own views and AdamW
-with every recipe, and local crops limit the area of the other crops.
+only, since a recipe for less data has the same for every method. Exceptions: MAE and CAE have their own views and
+AdamW, MAE its β2 and CAE its gradient clipping with every recipe, and local crops limit the area of the other crops.
 """
 
 import math

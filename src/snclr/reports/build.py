@@ -194,7 +194,7 @@ def compute_neighbors(session: Session, run: RunDir, dataset: ImageDataset, opti
     (queries,), gallery, _ = sampled_queries(session, space, dataset, None, most=len(dataset), seed=options.seed)
     if len(gallery.ids) < 2:
         raise UserError(f"neighbors need at least two readable images; {dataset.name} has {len(gallery.ids)}")
-    ranked, weights = retrieval.rank_as_trained(queries, gallery, options.k, space), space.describe_weights()
+    ranked, weights = retrieval.rank_as_trained(queries, gallery, options.k, space), space.describe_weights(options.k)
     rows = ranked[: options.rows]
     shown = {row.index for row in rows} | {neighbor.index for row in rows for neighbor in row.neighbors}
     images_shown = {index: load_or_none(dataset.load, index, SIDE) for index in shown}

@@ -79,7 +79,7 @@ def explain_image(
         sides=settings.sides, tau=settings.temperature, gamma=settings.gamma,
         denominator=f"divided by {divisor}; in training, the sum also has terms of the batch's other images",
         neighbors=len(terms) - 1, terms=terms, note=gallery.note,
-        gate=None if method.gate is None else method.gate.closed_note(),
+        gate=None if method.gate is None or settings.sides == "neither" else method.gate.closed_note(),
     )  # fmt: skip
 
     def load(term: ExplainedTerm) -> RGBImage | None:

@@ -172,7 +172,7 @@ def neighbor_rows(
 def rank_as_trained(queries: Queries, gallery: Gallery, k: int, space: EmbeddingSpace) -> list[NeighborRow]:
     """Return the k nearest gallery images of each query by cosine, ranked by the w that training gives them.
 
-    In training, w is a softmax over the run's K neighbors, even if fewer are shown.
+    As in training, w is a softmax over the run's K neighbors, even if k is less; if k is more, over the k.
     """
     among = 0 if space.weighted_config is None else space.weighted_config.neighbors
     return neighbor_rows(queries, gallery, k, weigh=space.weigh, among=among)[0]

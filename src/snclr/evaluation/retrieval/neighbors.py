@@ -58,7 +58,7 @@ def find_neighbors(
         f"the {k} nearest by cosine of {space.description}; candidates: {gallery.description}; an image is never its "
         f"own neighbor; center crops; {described}"
     )
-    weights = space.describe_weights()
+    weights = space.describe_weights(k)
     drawn = table if images else table[:rows]
     name = f"neighbors-{Path(images[0]).stem}.png" if images else "neighbors.png"
     figure = RunDir(session.run).figures / name if out is None else Path(out)

@@ -66,8 +66,11 @@ class EmbeddingSpace:
         config = None if self.criterion is None else self.criterion.config
         return None if config is None or config.sides in ("negatives", "neither", "other-negatives") else config
 
-    def describe_weights(self) -> str | None:
-        """Describe w in words; None if the run's loss has no w, so that cosines should be shown instead."""
+    def describe_weights(self, k: int) -> str | None:
+        """Describe the w of the k neighbors of `rank_as_trained` in words.
+
+        None if the run's loss has no w, so that cosines should be shown instead.
+        """
         c = self.weighted_config
         if c is None:
             return None
@@ -78,9 +81,11 @@ class EmbeddingSpace:
         largest = "each image's largest weight is 1" if gamma == "max" else f"divided by gamma = {gamma:g}"
         if c.gamma == "pull":
             largest += ", before the loss raises it (--gamma pull)"
-        equal = 1.0 if gamma == "max" else 1 / c.neighbors / gamma
+        among = max(k, c.neighbors)
+        equal = 1.0 if gamma == "max" else 1 / among / gamma
+        instead = f" instead of the run's {c.neighbors}" if k > c.neighbors else ""
         return (
-            f"w is computed as in training: a softmax over the {c.neighbors} nearest neighbors with temperature "
+            f"w is computed as in training: a softmax over the {among} nearest neighbors{instead} with temperature "
             f"{c.attention_temperature:g}, {largest}. Equal weights would be {equal:.3f}"
         )
 

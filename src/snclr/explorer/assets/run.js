@@ -61,7 +61,7 @@ export function mount(root, app) {
         stat("Spread", number(last.spread, 2), "1 spread out, 0 collapsed"),
         stat("Effective rank", number(last.effective_rank, 1), "features of one batch"),
         last.queue_knn === undefined ? null : stat("Queue kNN", percent(last.queue_knn), `within the queue${chanceOf(run.chance.queue_knn)}`),
-        last.neighbor_agreement === undefined ? null : stat("Agreement", percent(last.neighbor_agreement), "of the 10 nearest of two views"),
+        last.neighbor_agreement === undefined ? null : stat("Agreement", percent(last.neighbor_agreement), "of the nearest, at most 10, of two views"),
         stat("Unreadable images", count(run.bad_total), ""),
       ),
       run.alerts.length ? h("ul", { class: "alerts", role: "alert" }, run.alerts.map((text) => h("li", { text }))) : h("p", { class: "quiet ok", text: "No alerts: no collapse, every loss finite." }),

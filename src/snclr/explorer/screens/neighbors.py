@@ -126,5 +126,5 @@ def _loss_terms(
         f"τ {s.temperature:g}, γ {s.gamma}, {s.loss_form} form, center crop as both views"
     )
     gate = run.method.gate
-    closed = None if gate is None else gate.closed_note()
+    closed = None if gate is None or s.sides == "neither" else gate.closed_note()
     return rows, loss, f"{note}; {closed}" if closed else note

@@ -11,7 +11,9 @@ from snclr.distributed.collectives import all_reduce_sum
 from snclr.methods.common.queue import also_found
 
 COMPARED_NEIGHBORS = 10
-"""Neighbors that are compared, for any K: agreement rises with K, so a fixed number gives it one meaning."""
+"""Neighbors that are compared: agreement rises with K, so a fixed number gives it one meaning.
+
+Without a gate only K are searched, so fewer are compared if K is less."""
 
 
 class AgreementGate(nn.Module):
@@ -45,7 +47,7 @@ class AgreementGate(nn.Module):
         return epoch > 0 and self.agreement_before(epoch) >= self.minimum
 
     def closed_note(self) -> str | None:
-        """Say that the loss had no neighbors in the last epoch that was trained; None if it had."""
+        """Say that the loss had no neighbors in the last epoch that was trained; None if the gate was open."""
         if self.is_open(self.epoch):
             return None
         return f"training's last epoch had no neighbors in the loss (--min-agreement {self.minimum:g})"

@@ -53,7 +53,8 @@ class NeighborProbe:
     minutes: float
     steps: int
     agreement: float | None
-    """Share of the ten nearest neighbors of one view whose image the other view also finds; None with one search."""
+    """Share of the ten nearest neighbors (of K without a gate, if K is less) of one view whose image the other view
+    also finds; None with one search."""
     purity: float | None
     """Share of the neighbors with the image's class, if the images have labels."""
     pulled_share: float | None
