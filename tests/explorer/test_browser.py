@@ -57,7 +57,7 @@ def address(explored: Path) -> Iterator[str]:
     yield process.stdout.readline().strip()  # nothing but the address
     opened = process.stderr.readline()
     assert opened.startswith("snclr explore: starting"), opened
-    while opened.startswith("snclr explore: starting"):  # repeated on a busy machine
+    while opened.startswith("snclr explore: "):  # its state, repeated on a busy machine
         opened = process.stderr.readline()
     assert opened.startswith(f"exploring {explored / 'one'} at step "), opened
     assert f"compared with {explored / 'two'}" in opened

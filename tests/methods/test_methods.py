@@ -116,7 +116,8 @@ def test_mocov3_equals_snclr_without_neighbors(times_2tau):
             method.after_step(number, 10)
     with torch.no_grad():  # neighbors change the loss
         views, ids, _ = batch(7, dtype=torch.float64)
-        object.__setattr__(soft.criterion.config, "sides", "both")
+        for config in (soft.config, soft.criterion.config):
+            object.__setattr__(config, "sides", "both")
         assert abs(float(soft(views, ids, epoch=0).loss - plain(views, ids, epoch=0).loss)) > 1e-3
 
 

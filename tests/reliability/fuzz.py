@@ -313,7 +313,7 @@ def _shards(work: Path, chance: random.Random) -> None:
         zeros = torch.zeros(2, dtype=torch.int64).numpy()
         names = PackedNames.of(["a.png", "b.png"])
         index = ShardIndex(zeros, columns["offset"], columns["size"], zeros, names, ["cat"])
-        write_manifest(folder, Manifest([entry], index, 0))
+        write_manifest(folder, Manifest([entry], index), seed=0)
         for name in (MANIFEST, INDEX):
             shutil.copyfile(folder / name, work / f"original-{name}")
     manifest = json.loads((work / f"original-{MANIFEST}").read_bytes())

@@ -44,13 +44,20 @@ class SNCLR(TwoWayMethod):
         """The candidate set C."""
         return self.criterion.queue
 
+    @torch.no_grad()
+    def _target_features(self, views: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the target projections (N, D) of each view, and the features by which it is searched.
+
+        A function of its own, so that the encoder's features are freed before the losses if nothing searches them.
+        """
+        encoded = [self.encode_target(view) for view in views]
+        projected = [self.momentum_projector(features) for features in encoded]
+        return projected, encoded if self.config.search_space == "encoder" else projected
+
     def losses(self, views: Sequence[Tensor], ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:
         """Yield the loss of each direction. With search_view "plain", the third view is the plain one."""
         c = self.config
-        with torch.no_grad():
-            encoded = [self.encode_target(view) for view in views]
-            target = [self.momentum_projector(features) for features in encoded]
-        search = encoded if c.search_space == "encoder" else target  # the features by which a view is searched
+        target, search = self._target_features(views)
         found_ids: list[Tensor] = []  # of the neighbors of each view, used or not; empty with one search
         if c.search_view == "plain":
             neighbors = [self.criterion.search(search[2], ids)] * 2
