@@ -1,7 +1,5 @@
 """The run directory: the path of every file a run writes, and the lock against a second run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
@@ -61,7 +59,7 @@ class RunDir(contextlib.AbstractContextManager["RunDir"]):
         return any(self.checkpoints.glob("step-*"))
 
     @classmethod
-    def create(cls, path: Path | str, *, resume: bool = False, overwrite: bool = False) -> RunDir:
+    def create(cls, path: Path | str, *, resume: bool = False, overwrite: bool = False) -> "RunDir":
         """Make the directory, or take over an existing one, and lock it until `close`.
 
         `resume` allows an existing run, `overwrite` deletes the outputs of one and no other files.

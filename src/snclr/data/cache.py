@@ -4,8 +4,6 @@ Copies of shards are shared by all processes of a machine. fsspec's `filecache` 
 lock between processes, so two workers would download the same shard twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -105,7 +103,7 @@ class ShardCache:
     limit: int
 
     @classmethod
-    def open(cls, dataset: str) -> ShardCache:
+    def open(cls, dataset: str) -> "ShardCache":
         """Open the cache of SNCLR_CACHE_SIZE bytes (default 200 GB) in the cache folder; errors name `dataset`."""
         top = cache_folder()
         if top is None:

@@ -4,8 +4,6 @@ Layout: int64 totals (2,), int64 starts (n,), then for each image int64 (height,
 not in the cache has start 0.
 """
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os
@@ -54,7 +52,7 @@ class ImageCache:
         self._totals: npt.NDArray[Any] = np.frombuffer(self._memory, np.int64, 2)  # bytes used, images added
         self._starts: npt.NDArray[Any] = np.frombuffer(self._memory, np.int64, length, offset=16)
 
-    def __reduce__(self) -> tuple[type[ImageCache], tuple[int, int, str]]:
+    def __reduce__(self) -> "tuple[type[ImageCache], tuple[int, int, str]]":
         """Return how another process finds the memory."""
         return ImageCache, (self._length, self._limit, self._shared or f"/proc/{os.getpid()}/fd/{self._file}")
 

@@ -5,8 +5,6 @@ worker processes. Color transforms (stage 2) run on the training device. A plain
 nor replace bad images.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +67,7 @@ class CroppedBatch:
     crops: list[Tensor]
     bad: dict[int, str]
 
-    def pin_memory(self) -> CroppedBatch:
+    def pin_memory(self) -> "CroppedBatch":
         """Pin the memory; called by DataLoader."""
         self.crops = [crops.pin_memory() for crops in self.crops]
         return self

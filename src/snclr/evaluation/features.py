@@ -3,8 +3,6 @@
 Images are read in chunks, decoded in worker processes or cropped from an array in memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator
@@ -145,7 +143,7 @@ class Features:
     skipped: list[Skip] = field(default_factory=list)
     """The images that could not be read."""
 
-    def take(self, rows: Tensor) -> Features:
+    def take(self, rows: Tensor) -> "Features":
         """Select rows by position."""
         labels = None if self.labels is None else self.labels[rows]
         return Features(self.features[rows], labels, self.ids[rows], self.skipped)

@@ -9,8 +9,6 @@ the weights, the dataset fingerprint, the view and the device type. A block is u
 by content (arrays) or by size and mtime (files). The directory may be deleted at any time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -90,7 +88,7 @@ class EvalState:
         self.folder = self.parent / f"{self.name}-{short_hash(self.identity)}"
         self._lock = FileLock(self.folder / ".lock")
 
-    def __enter__(self) -> EvalState:
+    def __enter__(self) -> "EvalState":
         def lock() -> None:
             lock_folder(self._lock, "the same evaluation", "copy the run to a directory you own")
             remove_leftovers(self.folder)

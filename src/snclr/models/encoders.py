@@ -10,8 +10,6 @@ initialized as in MoCo v3 (Chen et al., 2021): Xavier-uniform, with query, key a
 embedding keeps its initial values, so their scale matters.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fnmatch
@@ -60,7 +58,7 @@ class EncoderSpec:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, data: object) -> EncoderSpec:
+    def from_dict(cls, data: object) -> "EncoderSpec":
         """Return the spec from the untrusted result of `to_dict`, or raise a UserError.
 
         It must be what `resolve_encoder` returns for its name and options: other model arguments could make timm read

@@ -3,8 +3,6 @@
 `StatusLine` covers the rest of a command, such as imports: no command is silent for long.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -80,7 +78,7 @@ class Progress:
         self._on_screen = not self.quiet and self.stream.isatty()  # the stream may be closed later
         self._bar: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         if not self.quiet and _is_terminal(self.stream):
             _show_bar_in_status(self)
             self._bar = _start_bar(self)
@@ -315,7 +313,7 @@ class StatusLine:
         self._thread = threading.Thread(target=self._repeat, daemon=True, name="snclr-status")
         self._streams = ExitStack()
 
-    def __enter__(self) -> StatusLine:
+    def __enter__(self) -> "StatusLine":
         global _status
         if self._shown or self._logged:
             _status = self

@@ -1,7 +1,5 @@
 """Graceful stops: SIGINT (Ctrl-C), SIGTERM (Kubernetes, SLURM) and SIGUSR1 (SLURM's early warning) set a flag."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -127,7 +125,7 @@ class StopFlag:
         """Request a stop as if this process had received the signal, e.g. because another rank did."""
         self.requested = self.requested or signal.Signals(signum)
 
-    def __enter__(self) -> StopFlag:
+    def __enter__(self) -> "StopFlag":
         self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
             _active_flags.append(self)

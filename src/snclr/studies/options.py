@@ -1,7 +1,5 @@
 """The options that `compare` and `ablate` share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -54,7 +52,7 @@ class StudyOptions:
             raise UserError(f"--k must be auto or at least 1, not {self.k}")
 
     @classmethod
-    def split(cls, keywords: Mapping[str, Any]) -> tuple[StudyOptions, dict[str, Any]]:
+    def split(cls, keywords: Mapping[str, Any]) -> "tuple[StudyOptions, dict[str, Any]]":
         """Separate the options from the settings of the runs, and add the settings of the file `config`."""
         names = {field.name for field in fields(cls)}
         keywords = {current_name(name): value for name, value in keywords.items()}

@@ -4,8 +4,6 @@ It is read from the headers of tar files. They are untrusted: links, devices, di
 and sizes are checked before use.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import logging
@@ -59,7 +57,7 @@ class PackedNames:
             raise ValueError("the arrays of packed names are inconsistent")
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> PackedNames:
+    def of(cls, names: Iterable[str]) -> "PackedNames":
         """Pack names."""
         parts = [name.encode("utf-8", "surrogateescape") for name in names]
         lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
@@ -104,7 +102,7 @@ class ShardIndex:
         label: npt.NDArray[np.int64],
         names: Iterable[str],
         classes: list[str],
-    ) -> ShardIndex:
+    ) -> "ShardIndex":
         """Build an index from one (shard, offset, size) per image."""
         shard, offset, size = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
         return cls(shard, offset, size, label, PackedNames.of(names), classes)
@@ -120,7 +118,7 @@ class ShardIndex:
         return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> ShardIndex:
+    def from_bytes(cls, data: bytes) -> "ShardIndex":
         """Check and parse the output of `to_bytes`; ValueError for anything else. Never executes code."""
         from safetensors import SafetensorError
         from safetensors.numpy import load

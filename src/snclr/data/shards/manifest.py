@@ -1,7 +1,5 @@
 """The manifest that `snclr pack` writes: names, sizes and hashes of the shards, and the index of all images."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class ShardEntry:
     images: int
 
     @classmethod
-    def parse(cls, entry: Any) -> ShardEntry:
+    def parse(cls, entry: Any) -> "ShardEntry":
         """Check the JSON values of an entry; ValueError if they are invalid."""
         name, sha256 = _matching(_NAME, entry["name"]), _matching(_SHA256, entry["sha256"])
         return cls(name, _count(entry["bytes"]), sha256, _count(entry["images"]))

@@ -3,8 +3,6 @@
 An unusable entry of an annotation file is left out and listed as a fault. Boxes are clipped to their image.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,12 +117,12 @@ class CocoSet:
             for i, why in bad.items()
         ]
 
-    def take(self, numbers: Sequence[int]) -> CocoSet:
+    def take(self, numbers: Sequence[int]) -> "CocoSet":
         """Return the set with a subset of its images."""
         packed = PackedObjects(self.objects[number] for number in numbers)
         return replace(self, images=[self.images[number] for number in numbers], objects=packed)
 
-    def for_training(self, *, keep_empty: bool) -> CocoSet:
+    def for_training(self, *, keep_empty: bool) -> "CocoSet":
         """Return the images to train on: those with an object other than a crowd, or all."""
         if keep_empty:
             return self

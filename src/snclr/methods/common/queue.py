@@ -3,8 +3,6 @@
 Shapes: N queries, K neighbors, Q queue entries, B rows per push, D features.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +29,11 @@ class Neighbors:
         """(N, K), False where there were fewer than K candidates."""
         return self.index >= 0
 
-    def nearest(self, k: int) -> Neighbors:
+    def nearest(self, k: int) -> "Neighbors":
         """Return the first k neighbors of each query."""
         return Neighbors(self.index[:, :k], self.similarity[:, :k])
 
-    def keep(self, kept: Tensor) -> Neighbors:
+    def keep(self, kept: Tensor) -> "Neighbors":
         """Return the neighbors with those missing that are False in `kept` (N, K)."""
         return Neighbors(self.index.where(kept, -1), self.similarity.where(kept, -torch.inf))
 
@@ -142,7 +140,7 @@ class NeighborQueue(nn.Module):
     @torch.no_grad()
     def search(
         self, query: Tensor, k: int, ids: Tensor | None = None, *, unique: bool = False, exclude: Pairs | None = None
-    ) -> Neighbors:
+    ) -> "Neighbors":
         """Return the k nearest entries of each query (N, D) (Eq. 3), excluding those of its own image in `ids` (N,).
 
         With `unique`, an image is found at most once, by its newest entry. `exclude` is `own_entries(ids)` and replaces
