@@ -262,13 +262,45 @@ def test_compare_links_the_lists_of_two_encoders(page, address):
     page.wait_for_selector(".pair-row h3:text-is('raw pixels')")
 
 
+def test_a_slow_answer_does_not_replace_that_of_a_later_choice(page, address):
+    slow = """name => { const ask = window.fetch; window.slow = 0; window.fetch = async (url, options) => {
+        if (!String(url).includes(name)) return ask(url, options);
+        window.slow += 1; await new Promise(resolve => setTimeout(resolve, 700));
+        return ask(url, options); }; }"""
+    page.goto(address + "#/compare")
+    ready(page, ".pair-grid .tile")
+    encoder = page.get_by_label("Other encoder")
+    for name in ("pixels", "b"):  # computed before the slow request
+        encoder.select_option(name)
+        ready(page, ".compare-head .stats")
+    page.evaluate(slow, "other=pixels")
+    encoder.select_option("pixels")
+    page.wait_for_function("() => window.slow > 0")
+    encoder.select_option("b")
+    ready(page, ".compare-head .stats")
+    page.wait_for_timeout(1_000)
+    assert "raw pixels" not in " ".join(texts(page, ".pair-row h3"))
+    assert encoder.input_value() == "b"
+    page.goto(address + "#/map?color=purity")
+    ready(page, ".legend .ramp")
+    page.get_by_label("Color").select_option("class")
+    ready(page, ".legend .names button")
+    page.evaluate(slow, "mode=purity")
+    page.get_by_label("Color").select_option("purity")
+    page.wait_for_function("() => window.slow > 0")
+    page.get_by_label("Color").select_option("class")
+    ready(page, ".legend .names button")
+    page.wait_for_timeout(1_000)
+    assert page.locator(".legend .names button").count() > 0
+
+
 def test_views_change_with_the_sliders(page, address):
     page.goto(address + "#/views?img=images:3")
     ready(page, ".epoch img")
     assert "Exactly the views of training" in texts(page, ".views-head p")[-1]
     before = page.locator(".epoch img").first.get_attribute("src")
     page.get_by_role("slider", name="brightness").fill("1")
-    page.wait_for_selector(".views-head p:has-text('A preview')")
+    page.wait_for_selector(".views-head p:has-text('A preview: the image, the settings or the seed are not those of')")
     assert page.locator(".epoch img").first.get_attribute("src") != before
     page.get_by_role("button", name="Reset").click()
     page.wait_for_selector(".views-head p:has-text('Exactly the views of training')")

@@ -431,6 +431,19 @@ def test_time_lists_which_neighbors_entered_and_left(client):
         before = now
 
 
+def test_the_maps_of_a_growing_run_have_the_encoders_that_are_kept_now(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    with open_session(folder, device="cpu", quiet=True) as session:
+        explorer = Explorer(session)
+        client = TestClient(build_app(explorer, TOKEN, PORT), base_url=f"http://127.0.0.1:{PORT}")
+        first = np.frombuffer(ask(client, "api/time/maps").content, np.float32)
+        shutil.rmtree(next(iter(dict(explorer.run.kept_encoders()).values())))  # as the training does
+        now = np.frombuffer(ask(client, "api/time/maps").content, np.float32)
+        steps = ask(client, "api/time").json()["steps"]
+        explorer.jobs.close()
+    assert (len(first), len(now), len(steps)) == (6 * 48 * 2, 5 * 48 * 2, 5)
+
+
 def test_compare_sorts_images_by_the_overlap_of_their_neighbors(client):
     names = [each["name"] for each in ask(client, "api/compare/encoders").json()]
     assert names[:2] == ["a", "b"]
@@ -459,6 +472,15 @@ def test_a_stop_signal_ends_the_writing_of_a_static_folder(trained, tmp_path):
             write_static(explorer, tmp_path / "out", images=10, quiet=True)
         session.stop.requested = None
         explorer.jobs.close()
+
+
+def test_a_static_folder_of_other_images_has_no_chance_levels_of_the_training_set(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("snclr.explorer.screens.map.umap_installed", lambda: False)  # its compilation takes long
+    other = tiny_run.write_images(tmp_path / "other", each=2)
+    result = snclr.explore(trained, data=str(other), static=tmp_path / "out", images=4, device="cpu", quiet=True)
+    assert result.images == 4
+    run = (tmp_path / "out" / "data" / "run-a.js").read_text()
+    assert '"chance": {}' in run
 
 
 def test_two_runs_are_compared_on_all_images_and_pixels_on_a_sample(client, monkeypatch):

@@ -186,7 +186,8 @@ class Explorer:
     def chance(self, run: OpenedRun | None = None) -> dict[str, float]:
         """Return the chance levels of a run's metrics, or of the explored images; {} if the classes are unknown."""
         name = "images" if run is None else self.trained_on if run is self.run else None
-        return {} if name is None else chance_levels(self.sets[name].dataset.labels)
+        # A static folder has no training set beside its images.
+        return chance_levels(self.sets[name].dataset.labels) if name in self.sets else {}
 
     def start(self) -> None:
         """Start the jobs of the first screens."""

@@ -12,7 +12,8 @@ export function mount(root, app) {
   const list = h("section", { class: "compare-list" });
   const detail = h("section", { class: "compare-detail" });
   root.append(head, h("div", { class: "compare-body" }, detail, list));
-  const abort = new AbortController();
+  let abort = new AbortController(); // of the two encoders
+  let choosing = new AbortController(); // of the image
   let encoders = null;
   let shown = "";
   let offset = 0;
@@ -34,6 +35,8 @@ export function mount(root, app) {
     const { one, other } = pair(params);
     if (`${one}/${other}` !== shown) {
       shown = `${one}/${other}`;
+      for (const each of [abort, choosing]) each.abort();
+      abort = new AbortController();
       offset = 0;
       drawHead(one, other, null);
       replace(list, message("Computing the neighbors of each image by both encoders."));
@@ -53,7 +56,7 @@ export function mount(root, app) {
   function append(grid, found, one, other) {
     for (const image of found.images) grid.append(tile(image, { side: 96, badge: percent(image.overlap), lines: image.label ? [h("span", { class: "caption", text: visible(image.label) })] : [], onclick: () => { state.set({ img: state.refText(image) }, { replace: true }); detail.scrollIntoView({ block: "nearest" }); } }));
     offset += found.images.length;
-    replace(list.querySelector(".more"), h("span", { class: "quiet", text: `${count(offset)} of ${count(found.count)}` }), offset < found.count && !app.static ? h("button", { type: "button", text: "Show more", onclick: async () => append(grid, await get("compare", { one, other, limit: PAGE, offset }), one, other) }) : null);
+    replace(list.querySelector(".more"), h("span", { class: "quiet", text: `${count(offset)} of ${count(found.count)}` }), offset < found.count && !app.static ? h("button", { type: "button", text: "Show more", onclick: () => load(list.querySelector(".more"), (options) => get("compare", { one, other, limit: PAGE, offset }, options), (next) => append(grid, next, one, other), abort.signal) }) : null);
   }
 
   function drawHead(one, other, found) {
@@ -82,6 +85,8 @@ export function mount(root, app) {
   }
 
   function showPair(id, one, other) {
+    choosing.abort();
+    choosing = new AbortController();
     load(detail, (options) => get("compare/pair", { one, other, id }, options), (found) => {
       const row = (name, near) => h("div", { class: "pair-row" }, h("h3", { text: shortName(encoders.find((each) => each.name === name).title, 44) }), h("div", { class: "grid pair-grid" }, near.map((each) => tile(each, { side: 96, edge: classEdge(each.same), selected: each.common, lines: [h("span", { class: "cos", text: number(each.cosine, 2) })], title: each.common ? "in both lists" : "only here", onclick: () => state.set({ img: state.refText(each) }, { replace: true }) }))));
       const common = found.one.filter((each) => each.common).length;
@@ -91,9 +96,9 @@ export function mount(root, app) {
         row(one, found.one),
         row(other, found.other),
       );
-    }, abort.signal);
+    }, choosing.signal);
   }
 
   start();
-  return { update, unmount: () => abort.abort() };
+  return { update, unmount: () => [abort, choosing].forEach((each) => each.abort()) };
 }

@@ -26,7 +26,9 @@ export function mount(root, app) {
   const tip = h("div", { class: "tip", hidden: true });
   const hint = h("div", { class: "map-status" });
   root.append(h("div", { class: "map-area" }, stage, panel, tip, hint), inspector);
-  let abort = new AbortController();
+  const abort = new AbortController();
+  let placing = new AbortController();
+  let coloring = new AbortController();
   let scatter = null;
   let info = null;
   let ids = null;
@@ -50,7 +52,7 @@ export function mount(root, app) {
       replace(hint, message(error.message, "error"));
       return;
     }
-    root.scatter = scatter;
+    root.scatter = scatter; // for tests and benchmarks
     update(state.read().params);
   }
 
@@ -69,13 +71,14 @@ export function mount(root, app) {
   }
 
   function showLayout(layout) {
+    placing.abort();
+    placing = new AbortController();
     load(hint, (options) => floats("map/points", { layout, run: runName() }, options), (points) => {
-      if (state.read().params.layout !== layout && layout !== "pca" && shown.layout !== layout) return;
       replace(hint);
       scatter.setPoints(points, { animate: Boolean(scatter.points) });
       if (shown.img) focus(ids.indexOf(state.parseRef(shown.img)?.id ?? -1));
       fidelity(layout);
-    }, abort.signal);
+    }, placing.signal);
   }
 
   async function fidelity(layout) {
@@ -88,16 +91,18 @@ export function mount(root, app) {
         h("p", {}, h("b", { text: percent(found.kept) }), ` of the ${found.k} true neighbors of an image are near it on this map.`),
         h("p", { class: "quiet", text: `Trustworthiness ${number(found.trustworthiness, 2)} on ${count(found.sample)} images. ${found.description}.` }),
       );
-    }, abort.signal);
+    }, placing.signal);
   }
 
   function showMode(mode, layout) {
+    coloring.abort();
+    coloring = new AbortController();
     hidden = new Set();
     const legend = () => panel.querySelector(".legend") ?? h("div");
     load({ replaceChildren: (...children) => legend().replaceChildren(...children) }, (options) => floats("map/values", { mode, run: runName(), layout: mode === "kept" ? layout : undefined }, options), (loaded) => {
       values = loaded;
       paint(mode);
-    }, abort.signal);
+    }, coloring.signal);
   }
 
   function paint(mode) {
@@ -279,7 +284,7 @@ export function mount(root, app) {
   return {
     update,
     unmount() {
-      abort.abort();
+      for (const each of [abort, placing, coloring]) each.abort();
       window.removeEventListener("themechange", recolor);
       scatter?.destroy();
     },

@@ -68,7 +68,7 @@ export function mount(root, app) {
           h("div", { class: "stats" },
             stat("Two views", number(found.mean_pair, 2), "mean cosine to each other"),
             stat("View to image", number(found.mean_image, 2), "mean cosine to the center crop")),
-          h("p", { class: found.exact ? "quiet ok" : "quiet changed", text: found.exact ? exactText(epoch, seed) : "A preview: these settings or this seed are not those of the run." }),
+          h("p", { class: found.exact ? "quiet ok" : "quiet changed", text: found.exact ? exactText(epoch, seed) : "A preview: the image, the settings or the seed are not those of training." }),
         ),
       ),
       h("div", { class: "epochs" }, found.epochs.map((each) => h("div", { class: "epoch" }, h("h3", { text: `epoch ${each.epoch}` }), h("div", { class: "pair" }, each.views.map((one, index) => picture(one.image, number(one.cosine, 2), `view ${index + 1}`))), h("p", { class: "quiet", text: `to each other ${number(each.cosine, 2)}` })))),

@@ -104,7 +104,8 @@ def maps(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
             aligned.append(_unit(align(points, aligned[-1])))
         return np.stack(aligned[::-1])
 
-    return explorer.jobs.get(f"timemaps/{run.name}", "aligned maps", compute)
+    # A run in progress keeps other steps later.
+    return explorer.jobs.get(f"timemaps/{run.name}/{','.join(map(str, graphs))}", "aligned maps", compute)
 
 
 def ids(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
@@ -113,7 +114,7 @@ def ids(explorer: Explorer, run: OpenedRun) -> npt.NDArray[np.float32]:
 
 
 def history(explorer: Explorer, run: OpenedRun, id: int = -1) -> dict[str, Any]:
-    """Return the 8 nearest images of an image at each kept step, and which entered and left since the step before."""
+    """Return the 8 nearest images of an image at each kept step, and which entered and left since the one before."""
     graphs = step_graphs(explorer, run)
     row, steps = sampled_row([*graphs.values()][-1].ids, id), []
     before: list[int] | None = None
