@@ -22,7 +22,7 @@ function short(value, step = value) {
   return String(Number(value.toPrecision(Math.max(3, digits))));
 }
 
-// `series`: [{x, y, name}] with arrays; `share` shows percent; `log` is a logarithmic y axis; `chance` is drawn as a level.
+// `series`: [{x, y}] with arrays; `share` shows percent; `log` is a logarithmic y axis; `chance` is drawn as a level.
 export function chart(title, note, series, { share = false, log = false, xName = "epoch", mark, chance } = {}) {
   const xs = series.flatMap((each) => each.x);
   const scaled = series.map((each) => ({ ...each, v: log ? each.y.map((y) => Math.log10(Math.max(y, 1e-6))) : each.y }));

@@ -51,7 +51,6 @@ export class Scatter {
     this.lasso = null;
     this.lassoMode = false;
     this.focus = -1;
-    this.frames = [];
     this.mixture = 1;
     this.pointers = new Map();
     this.setUp();
@@ -215,13 +214,6 @@ export class Scatter {
     this.draw();
   }
 
-  centerOn(row, zoom) {
-    this.view.x = this.points[2 * row];
-    this.view.y = this.points[2 * row + 1];
-    if (zoom) this.view.zoom = Math.max(this.view.zoom, zoom);
-    this.draw();
-  }
-
   move() {
     this.moving = true;
     clearTimeout(this.settling);
@@ -251,10 +243,8 @@ export class Scatter {
 
   draw() {
     if (this.scheduled) return;
-    this.scheduled = requestAnimationFrame((now) => {
+    this.scheduled = requestAnimationFrame(() => {
       this.scheduled = null;
-      this.frames.push(now);
-      if (this.frames.length > 600) this.frames.splice(0, 300);
       if (this.moving && this.slide()) this.drawOverlay();
       else this.render();
     });
