@@ -61,7 +61,7 @@ class Command:
     types: Mapping[str, Any] = field(default_factory=dict)
     """Types on the command line that differ from those in Python."""
     hidden: Collection[str] = ()
-    """Settings that the help does not list; the function rejects them with a reason."""
+    """Settings that the help does not list; the function accepts them, or rejects them with a reason."""
     without: Collection[str] = ()
     """Parameters and settings that are not flags."""
     saved: str = "everything is saved"

@@ -21,7 +21,7 @@ _EMBED_EXAMPLES = """Examples:
   snclr embed runs/cifar --data cifar10 --split test --out test.npy --normalize
 
 The suffix of --out selects the format:
-  .npy       float32 array (images, features); keys in photos.keys.json
+  .npy       float32 array (images, features); keys in NAME.keys.json
   .npz       arrays features, keys and labels, and metadata
   .parquet   columns key, label, feature, projection_x, projection_y and
              neighbors, and metadata; needs pip install 'snclr[parquet]'

@@ -1,4 +1,4 @@
-"""What the screens read of a run: networks, images, features, queue, metrics and settings.
+"""What the screens read of a run: networks, images, features, queue and settings.
 
 Only this module opens checkpoints, datasets and settings; the screens compute with what it returns.
 """

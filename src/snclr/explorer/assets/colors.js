@@ -34,7 +34,7 @@ export function rampCss() {
   return `linear-gradient(90deg, ${RAMP.map((c) => `rgb(${c})`).join(", ")})`;
 }
 
-// Bytes RGBA (4n) for values (n); `dim` are rows to fade.
+// Bytes RGBA (4n) for values (n); `hidden` are the values to fade.
 export function categorical(values, hidden = new Set()) {
   const colors = new Uint8Array(4 * values.length);
   for (let i = 0; i < values.length; i++) {

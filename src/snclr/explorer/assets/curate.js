@@ -66,8 +66,8 @@ export function mount(root, app) {
     if (overruled.get(id) !== false) flagged.set(id, reason);
   }
 
-  function unshown(number, noun = "") {
-    return number > 0 ? h("p", { class: "quiet", text: `… and ${count(number)} more${noun}, all in the list` }) : null;
+  function unshown(number, noun = "", listed = "all") {
+    return number > 0 ? h("p", { class: "quiet", text: `… and ${count(number)} more${noun}, ${listed} in the list` }) : null;
   }
 
   function duplicates() {
@@ -82,7 +82,7 @@ export function mount(root, app) {
         body,
         groups.length ? null : message("No pair is this similar. Lower the threshold."),
         h("div", { class: "groups" }, shown.map((each) => h("div", { class: "group" }, h("h3", { text: `${each.members.length} images, cosine ${number(each.highest, 3)}` }), h("div", { class: "grid" }, each.members.slice(0, MAX_MEMBERS).map((id, index) => choice(data.images[id], reason(each, id), [h("span", { class: "caption", text: shortName(data.images[id].key, 18) })], index > 0))), unshown(each.members.length - MAX_MEMBERS)))),
-        unshown(groups.length - MAX_GROUPS, " groups"),
+        unshown(groups.length - MAX_GROUPS, " groups", "all but the first image of each"),
       );
       replace(note, `${counted(groups.length, "group")}, ${counted(groups.reduce((sum, each) => sum + each.members.length - 1, 0), "image")} beyond the first of each.`);
       drawBar();

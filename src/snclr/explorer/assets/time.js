@@ -39,7 +39,7 @@ export function mount(root, app) {
       replace(stage, message(error.message, "error"));
       return;
     }
-    root.scatter = scatter;
+    root.scatter = scatter; // for tests and benchmarks
     scatter.setPoints(points(info.steps.length - 1));
     colors();
     update(state.read().params);
@@ -129,7 +129,7 @@ export function mount(root, app) {
     const charts = [];
     const mark = steps[at];
     if (info.steps[0].purity !== null) charts.push(chart("Neighbor purity", `${info.k} neighbors${sampled}`, [{ x: steps, y: info.steps.map((each) => each.purity) }], { share: true, xName: "step", mark, chance: info.chance ?? undefined }));
-    if (steps.length > 1) charts.push(chart("Neighbors kept", "share of the neighbors that were there one step before", [{ x: steps.slice(1), y: info.steps.slice(1).map((each) => each.kept) }], { share: true, xName: "step", mark }));
+    if (steps.length > 1) charts.push(chart("Neighbors kept", "share of the neighbors that were there at the kept encoder before", [{ x: steps.slice(1), y: info.steps.slice(1).map((each) => each.kept) }], { share: true, xName: "step", mark }));
     if (!history) {
       replace(side, h("h2", { text: "Time" }), note ? message(note) : null, h("p", { class: "quiet", text: `${steps.length} kept encoders. PCA of each, turned and scaled to the next. Choose an image on the map to see its neighbors come and go.` }), steps.length < 3 ? h("p", { class: "quiet", text: "Train with --keep-encoders 12 to keep more." }) : null, charts);
       return;
@@ -141,7 +141,7 @@ export function mount(root, app) {
       h("div", { class: "query-row" }, tile(history.query, { side: 96 }), h("div", {}, h("h2", { class: "name", text: shortName(history.query.key, 30) }), history.query.label ? h("p", { class: "label", text: visible(history.query.label) }) : null)),
       h("h3", { text: `Neighbors at step ${count(now.step)}` }),
       h("div", { class: "grid small" }, now.neighbors.map((each) => tile(each, { side: 96, edge: each.entered ? "entered" : undefined, badge: each.entered ? "new" : undefined, lines: [h("span", { class: "cos", text: number(each.cosine, 2) })], onclick: () => state.set({ img: state.refText(each) }, { replace: true }) }))),
-      now.left.length ? [h("h3", { text: "Left since the step before" }), h("div", { class: "grid small gone" }, now.left.map((each) => tile(each, { side: 96, onclick: () => state.set({ img: state.refText(each) }, { replace: true }) })))] : h("p", { class: "quiet", text: at ? "None left since the step before." : "" }),
+      now.left.length ? [h("h3", { text: "Left since the kept encoder before" }), h("div", { class: "grid small gone" }, now.left.map((each) => tile(each, { side: 96, onclick: () => state.set({ img: state.refText(each) }, { replace: true }) })))] : h("p", { class: "quiet", text: at ? "None left since the kept encoder before." : "" }),
       h("h3", { text: "All steps" }),
       h("ol", { class: "history" }, history.steps.map((step, index) => h("li", { class: index === at ? "now" : "" }, h("button", { type: "button", class: "link", text: count(step.step), onclick: () => state.set({ step: step.step }, { replace: true }) }), h("span", { class: "strip" }, step.neighbors.map((each) => tile(each, { side: 48, edge: each.entered ? "entered" : undefined })))))),
       charts,

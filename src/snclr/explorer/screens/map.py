@@ -172,7 +172,7 @@ def _of_points(explorer: Explorer, run: OpenedRun, ids: Tensor, values: Tensor) 
 
 
 def _clusters(features: Tensor, explorer: Explorer) -> Tensor:
-    """Return k-means clusters, numbered by size; as many as classes, else √(n/2) between 4 and 24."""
+    """Return k-means clusters, numbered by size; as many as classes, else √(n/2) between 2 and 24."""
     classes = explorer.images.classes
     k = len(classes) if classes is not None and len(classes) <= 24 else round((len(features) / 2) ** 0.5)
     return k_means(features, max(2, min(24, k, len(features) - 1)))
