@@ -65,7 +65,8 @@ class RunDir(contextlib.AbstractContextManager["RunDir"]):
         `resume` allows an existing run, `overwrite` deletes the outputs of one and no other files.
         """
         run = cls(path)
-        # Before the lock file is written, refuse what is not a run. A run is refused below, unless it is in use.
+        # First refuse what is not a run, before a lock file is written into it. Whether a run may be resumed or
+        # replaced is checked below, once it is locked.
         run.check_free(resume=resume, overwrite=True)
         with explain_unwritable(run.path, "choose another --out"):
             run.path.mkdir(parents=True, exist_ok=True)

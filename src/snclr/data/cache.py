@@ -132,7 +132,10 @@ class ShardCache:
                 self.fetch(shard)
 
     def fetch(self, shard: RemoteShard, *, wait: bool = True) -> Path:
-        """Return the path of the local copy, downloaded if needed; without `wait`, only if that is possible at once."""
+        """Return the path of the local copy, downloaded if needed.
+
+        Without `wait`, it does not wait for another process that downloads it, so the file may be missing.
+        """
         path = self.path(shard)
         if path.exists():
             return path

@@ -69,7 +69,7 @@ class Subset(ImageDataset):
 
 
 def take(dataset: ImageDataset, index: Ids) -> ImageDataset:
-    """Return a subset; that of images in memory is in memory too."""
+    """Return a subset; that of images in memory is in memory too, with keys counted from 0."""
     if isinstance(dataset, ArrayDataset):
         labels = None if dataset.labels is None else dataset.labels[index]
         return ArrayDataset(dataset.name, dataset.images[index], labels, dataset.classes, prefix=dataset.prefix)

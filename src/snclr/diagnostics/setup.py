@@ -74,7 +74,7 @@ class Setup:
     device: str
     """A torch device: cuda, cuda:1, mps or cpu."""
     ranks: int
-    """Ranks that the check "ranks" compares with one."""
+    """Ranks of a run on this machine: those of the check "ranks", and of the shared memory that is needed."""
     recipe: str
     """Recipe whose memory and speed are measured."""
     quick: bool

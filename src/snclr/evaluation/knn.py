@@ -131,8 +131,8 @@ def knn(
         cosine, index = kernels.topk(test_unit[rows].to(device), train_unit, used_k)
         return _vote(cosine.cpu(), train_classes[index.cpu()], truth[rows], temperature)
 
-    ranks, predictions = _vote_in_blocks(vote, len(truth), device, state, stop, quiet=quiet).unbind(dim=1)
-    ranks[~known.cpu()] = len(classes)  # a class without training images is wrong even in a tie
+    class_ranks, predictions = _vote_in_blocks(vote, len(truth), device, state, stop, quiet=quiet).unbind(dim=1)
+    class_ranks[~known.cpu()] = len(classes)  # a class without training images is wrong even in a tie
     origin = "" if k == used_k else f" ({k} requested, lowered to the number of training images)"
     origin = " (auto)" if k == "auto" else origin
     protocol = f"kNN: cosine, weighted vote, k = {used_k}{origin}, temperature {temperature:g}; "
@@ -140,14 +140,14 @@ def knn(
     protocol += describe_sets(len(keys.labels), len(queries.labels), len(classes), left_out=unlabeled, data=data)
     if unknown := int((~known).sum()):
         protocol += f"; {count(unknown, 'test image')} of a class without training images counted as wrong"
-    return Score(*top_accuracies(ranks, len(classes)), protocol, predictions, truth, unlabeled, {"k": used_k})
+    return Score(*top_accuracies(class_ranks, len(classes)), protocol, predictions, truth, unlabeled, {"k": used_k})
 
 
 def _vote_in_blocks(
     vote: Callable[[slice], Tensor], n: int, device: torch.device, state: EvalState | None, stop: StopFlag | None, *,
     quiet: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the votes (n, 2) of all rows (see `_vote`).
+    """Return the rank of the true class and the predicted class (n, 2) of all rows.
 
     Each round, every rank votes on one block of rows. Blocks and the order of every sum do not depend on the world
     size, so neither does the result.

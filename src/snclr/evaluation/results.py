@@ -230,7 +230,8 @@ class NeighborsResult(Result):
     rows: list[NeighborRow]
     """The rows of the JSON file; the figure has at most the first 24."""
     neighbor_purity: list[float | None]
-    """For each rank, the share of all queries whose neighbor has their class; None without labels."""
+    """For each position in the list (1st, 2nd, … neighbor by w), the share of the queries whose neighbor there has
+    their class; None without labels."""
     chance: float | None
     """The neighbor purity of random neighbors; None without labels."""
     purity_description: str
@@ -262,7 +263,7 @@ class ExplainedTerm:
     w: float
     """Positiveness (Eq. 4); 1 for y2."""
     p: float
-    """exp(z1·NN_i/τ) over the denominator; 0 if it does not enter."""
+    """exp(z1·NN_i/τ) over the denominator; 0 for a neighbor that is not part of the denominator."""
     term: float
     """w_i p_i (form "inside") or w_i (−log p_i) (form "outside")."""
     share: float
@@ -275,14 +276,19 @@ class Explanation(Result):
 
     image: str
     view: str
+    """How the view was made, in words."""
     candidates: str
+    """What was searched, in words."""
     loss: float
     form: str
+    """The setting `loss_form`."""
     sides: str
     tau: float
     gamma: float | str
     denominator: str
+    """What p is divided by, in words."""
     neighbors: int
+    """Their number."""
     terms: list[ExplainedTerm]
     note: str | None
     """Why neighbors are named by number only, if they are."""

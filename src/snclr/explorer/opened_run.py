@@ -142,7 +142,7 @@ class OpenedRun:
         return features.float().cpu()
 
     def queue(self, network: str = "y2") -> ImageFeatures | None:
-        """Return the projections of the run's queue, or with `searched` the searched features; None if empty."""
+        """Return the run's queue: its projections ("y2"), else the features that training searches; None if empty."""
         queue = None if self.criterion is None else self.criterion.queue
         if queue is None or len(queue) == 0:
             return None

@@ -71,7 +71,10 @@ class Format(ABC):
 
     @abstractmethod
     def write(self, encoder: nn.Module, spec: EncoderSpec, folder: Path, extra: dict[str, Any]) -> None:
-        """Write the encoder into an empty folder."""
+        """Write the encoder into an empty folder.
+
+        `extra` is what the run's config.json states beside the encoder (epoch, method …), for formats that keep it.
+        """
 
     @abstractmethod
     def reload(self, spec: EncoderSpec, folder: Path) -> Callable[[Tensor], Tensor]:

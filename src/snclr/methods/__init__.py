@@ -1,3 +1,3 @@
-"""Self-supervised methods. `config` has each method's settings, the module of its name its networks and loss."""
+"""Self-supervised methods. `config` has each method's settings; their `implementation` names its module."""
 
 from snclr.methods.config import METHODS as METHODS

@@ -25,7 +25,7 @@ class StepOutput(NamedTuple):
     loss: Tensor  # ()
     features: Tensor  # (N, D) normalized projections
     neighbor_ids: Tensor | None = None  # (N, K) image ids, -1 where missing
-    found_ids: Tensor | None = None  # (N, K) image ids of all neighbors of view 2, used or not
+    found_ids: Tensor | None = None  # (N, K; with a gate at least 10) ids of all neighbors of view 2, used or not
     other_found_ids: Tensor | None = None  # (N, K) of all neighbors of view 1
     neighbor_ages: Tensor | None = None  # (N, K) in steps
     similarity: Tensor | None = None  # (N, K) cosine
@@ -210,7 +210,10 @@ class TwoWayMethod(MomentumMethod):
         """Exclude loops over tiles and communication with `torch.compiler.disable`: at most one graph break."""
 
     def scaled(self, values: Tensor, directions: int = 1) -> Tensor:
-        """Return the loss for the value of `direction`; with `directions` 2, `values` is the sum of both values."""
+        """Return the loss as the paper writes it (BYOL: 2 − 2 cos; MoCo v3: times 2τ) from what `direction` returned.
+
+        With `directions` 2, `values` is the sum over both directions.
+        """
         return values
 
     def losses(self, views: Views, ids: Tensor, *, epoch: int, labels: Tensor | None = None) -> Losses:

@@ -3,6 +3,7 @@
 Chen, Fan, Girshick, He: "Improved Baselines with Momentum Contrastive Learning", 2020. Eq. 1 (InfoNCE) in one
 direction, view 1 to view 2. The projector has no batch norm. `symmetric` adds the other direction and pushes the keys
 of both views, as in the CIFAR notebook of the authors; SNCLR's paper compares with that variant.
+Also MoCo v1 (`moco`): a linear projector and τ = 0.07.
 
 Differences from the authors' code: batch norm is synchronized over the ranks, which makes their shuffling of the batch
 unnecessary. The queue starts empty instead of with noise. Entries of the query's own image are not negatives; if the

@@ -46,7 +46,7 @@ def paper_settings(method: str, setup: Setup) -> dict[str, Any]:
 
 
 def nearest_length(by_epochs: Mapping[int, Any], epochs: int) -> Any:
-    """Return the value whose number of epochs has the smallest ratio to `epochs`.
+    """Return the value whose number of epochs is closest to `epochs` in ratio.
 
     >>> nearest_length({40: 0.97, 100: 0.99, 1000: 0.996}, 800)
     0.996

@@ -113,6 +113,7 @@ def _train(job: dict[str, Any]) -> int:
         append_jsonl(attempts, {"started": started, "pid": os.getpid()})
     skipped, code = 0, 0
     try:
+        # `resume` starts the run if there is none.
         result = pretrain(**job["given"], out=job["folder"], resume=True, quiet=True)
         steps, skipped = result.step, result.skipped
     except StopRequested as request:

@@ -309,7 +309,8 @@ def resolve(settings: Mapping[str, Any], config: str | Path | None = None) -> Pr
     _check_used(method, given)
 
     values = dict(recipe.settings)
-    # The config.yaml of a run has all settings: a None in it replaces the value of the recipe.
+    # The config.yaml of a run comes as the file or as `settings` (on a resume, and when a run is loaded). It has all
+    # settings, those of `paper_settings` included; a None in it replaces the value of the recipe.
     of_run = settings if is_run_config(settings) else read if is_run_config(read) and read["method"] == method else {}
     if method != "snclr":
         replaced = METHOD_SETTINGS - (SIZES if recipe.scale == "small" else set())

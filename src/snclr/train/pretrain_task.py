@@ -112,7 +112,9 @@ class PretrainTask(LoaderTask):
     def _add_gradients(self, batch: Batch) -> StepOutput:
         """Run forward and backward pass of each loss of the method; the ranks average the sum of the gradients.
 
-        A backward pass frees the graph of its loss before that of the next loss is built.
+        A backward pass frees the graph of its loss before that of the next loss is built. `losses` is called on the
+        bare module, so precision is applied here. Averaging needs no wrapped forward: it hooks the parameters
+        (`distributed/gradients.py`).
         """
         precision, parts = self.fabric.strategy.precision, self.module.loss_parts
         views = precision.convert_input(batch.views)

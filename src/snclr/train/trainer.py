@@ -203,6 +203,7 @@ class Trainer(Generic[BatchT]):
         """
         batch, error = None, None
         try:
+            # On several ranks always: `next` may communicate, and the others may not have got the signal yet.
             if rank_and_size()[1] > 1 or self.stop.requested is None:
                 batch = next(batches, None)
         except StopRequested as request:

@@ -2,7 +2,7 @@
 
 It is compiled for NVIDIA and AMD GPUs. Each shape has its own kernels (`dynamic=False`), so that a resumed run computes
 the same bits. The parameters have a row of numbers per image; an image that a transform does not change has its neutral
-value. Brightness, contrast, saturation and grayscale are one formula, x·f + gray(x)·g + mean·m with (f, g, m) per
+value. Brightness, contrast and saturation are one formula, x·f + gray(x)·g + mean·m with (f, g, m) per
 image: 1 − f is g for saturation and m for contrast. Hue is applied once, with three such slots before and after it, so
 that any order of the jitter is the same sequence of operations. `color` has the transforms one by one.
 """

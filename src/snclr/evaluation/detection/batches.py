@@ -43,6 +43,7 @@ class StepSamples(NamedTuple):
 
     step: int
     samples: list[Sample]
+    """Empty if an image and all replacements tried for it are unreadable: the task then stops."""
     bad: dict[int, str]
 
 

@@ -141,6 +141,7 @@ class Detector:
 
 def save_detector(task: DetectionTask, saved: EvalState, *, start: str, protocol: str) -> None:
     """Write a trained detector beside the checkpoints of its training, and delete these."""
+    # The names of `collect_state`, which has this prefix for any trained module.
     tensors = {f"method/{name}": value for name, value in task.model.state_dict().items()}
     # With file names, because the detector may be evaluated on another dataset.
     unreadable = [asdict(fault) for fault in task.coco.unreadable(task.bad, "replaced")]

@@ -185,13 +185,13 @@ def same_class(one: str | None, other: str | None) -> bool | None:
 
 def neighbor_purity(rows: Sequence[NeighborRow]) -> list[float | None]:
     """Return the share of queries whose 1st, 2nd, … neighbor has their class; None if no label is known."""
-    ranks = itertools.zip_longest(*([neighbor.same_class for neighbor in row.neighbors] for row in rows))
-    known = [[flag for flag in flags if flag is not None] for flags in ranks]
+    positions = itertools.zip_longest(*([neighbor.same_class for neighbor in row.neighbors] for row in rows))
+    known = [[flag for flag in flags if flag is not None] for flags in positions]
     return [sum(flags) / len(flags) if flags else None for flags in known]
 
 
 def measure_purity(rows: Sequence[NeighborRow], gallery: Gallery) -> tuple[list[float | None], float | None, str]:
-    """Return the neighbor purity of each rank, that of random neighbors (chance), and what is compared with what.
+    """Return the neighbor purity at each position, that of random neighbors (chance), and what is compared with what.
 
     Chance is Σ p q over the class shares p of the queries and q of the gallery: if both are the same images, the sum of
     squared class shares.

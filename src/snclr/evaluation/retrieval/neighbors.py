@@ -65,7 +65,7 @@ def find_neighbors(
     facts = {"protocol": protocol, "weights": weights, "neighbor_purity": purity}
     on_rank_zero(lambda: _write(figure, drawn, gallery, facts, draw))
     if not images and any(share is not None for share in purity):
-        numbers = {f"neighbor_purity_at_{rank}": share for rank, share in enumerate(purity, start=1)}
+        numbers = {f"neighbor_purity_at_{position}": share for position, share in enumerate(purity, start=1)}
         session.record("neighbors", numbers, protocol, n=len(table), chance=chance)
     return NeighborsResult(
         rows=[row for _, row in drawn],

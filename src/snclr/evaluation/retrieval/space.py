@@ -43,7 +43,7 @@ class EmbeddingSpace:
     """SNCLR's loss: its settings give w as in training. If None, w is computed from the searched features."""
 
     def weigh(self, y1: Tensor, neighbors: Tensor, mask: Tensor) -> Tensor:
-        """Compute w (n, K) of y1 (n, D) and neighbors (n, K, D), as in training if the run has w."""
+        """Compute w (n, K) of y1 (n, D) and neighbors (n, K, D), with the settings of the run's SNCLR loss if any."""
         if self.criterion is None:
             return weigh_by_cosine(y1, neighbors, mask)
         return weigh_as_trained(self.criterion, y1, neighbors, mask)

@@ -34,7 +34,7 @@ class Neighbors:
         return Neighbors(self.index[:, :k], self.similarity[:, :k])
 
     def keep(self, kept: Tensor) -> "Neighbors":
-        """Return the neighbors with those missing that are False in `kept` (N, K)."""
+        """Return the neighbors, those that are False in `kept` (N, K) marked as missing."""
         return Neighbors(self.index.where(kept, -1), self.similarity.where(kept, -torch.inf))
 
 

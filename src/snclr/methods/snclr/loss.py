@@ -102,8 +102,8 @@ def soft_neighbor_loss(
            "negatives" (only in the denominator); "other-negatives" (only in the denominator, without the entries
            that are neighbors of the row itself); "neither" (Eq. 1)
     pull   raise the weights of neighbors that the row would be pushed away from, see `pulling_weights`; for "inside"
-    `batch_y2` (B, D) and `batch_index` (B, K) are y2 and index of all ranks; default y2 and index. `same_view` are more
-    negatives.
+    `batch_y2` (B, D) and `batch_index` (B, K) are y2 and index of all ranks; default y2 and index. `same_view` are
+    further negatives: the target projections of the view itself, each row without its own.
     """
     negatives = [Keys(y2 if batch_y2 is None else batch_y2), *([] if same_view is None else [same_view])]
     batch_index = index if batch_index is None else batch_index
@@ -206,8 +206,8 @@ def pulling_weights(logits: NeighborLogits, w: Tensor) -> Tensor:
 
         w_i ← max( w_i, 1.1 · count_i · min(1, Σ_{i=0..K} w_i exp(z1·NN_i/τ) / others) )
 
-    `others` is the denominator without the row's own neighbors. For the form "inside" this guarantees w_i > count_i ·
-    exp(−L), which is the condition for pull; the proof is in docs/method/snclr.md.
+    `others` is the denominator without the row's own neighbors (`logits.others` is its log). For the form "inside" this
+    guarantees w_i > count_i · exp(−L), which is the condition for pull; the proof is in docs/method/snclr.md.
     """
     assert logits.others is not None
     with torch.no_grad():

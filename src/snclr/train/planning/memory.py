@@ -87,6 +87,7 @@ def _run_step(method: Method, config: PretrainConfig, images: int) -> None:
     batch = [torch.empty(images, 3, size, size, dtype=dtype) for size in view_sizes(config)]
     views = [view.to(HALF.get(config.precision, dtype)) for view in batch]
     ids, labels = torch.zeros(images, dtype=torch.int64), torch.zeros(images, dtype=torch.int64)
+    # After all epochs with frozen parts or without neighbors; the gate is open, since its counts are read as 1 of 1.
     losses = method.losses(views, ids, epoch=config.epochs, labels=labels)
     autocast = torch.autocast("cpu", dtype=HALF.get(config.precision), enabled=config.precision in HALF)
     for _ in range(method.loss_parts):
