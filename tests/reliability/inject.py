@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import json
 import os
@@ -167,7 +168,7 @@ def tools_first(path: str) -> None:
 def _wrap(around: Callable[..., Any], *calls: str) -> None:
     """Replace functions of `os` and safetensors' `save_file` by `around(real, path, args, kwargs)`.
 
-    The path of a file descriptor is recorded when it is opened.
+    "open" is the builtin one too. The path of a file descriptor is recorded when it is opened.
     """
     import safetensors.torch
 
@@ -179,7 +180,21 @@ def _wrap(around: Callable[..., Any], *calls: str) -> None:
         names[fd] = os.path.abspath(os.fspath(path)) if kwargs.get("dir_fd") is None else os.fspath(path)
         return fd
 
+    open_file: Callable[..., Any] = builtins.open
+
+    def remember_file(file: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(file: Any, *args: Any, **kwargs: Any) -> Any:
+            opened_file = open_file(file, *args, **kwargs)
+            if not isinstance(file, int):
+                names[opened_file.fileno()] = os.path.abspath(os.fsdecode(file))
+            return opened_file
+
+        if "open" not in calls or isinstance(file, int):
+            return call(file, *args, **kwargs)
+        return around(call, os.fsdecode(file), (file, *args), kwargs)
+
     os.open = remember
+    builtins.open = remember_file
     for call in calls:
         module = safetensors.torch if call == "save_file" else os
         real = getattr(module, call)
