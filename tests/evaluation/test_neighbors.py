@@ -20,7 +20,8 @@ from snclr.evaluation.retrieval.gallery import (
     same_images,
 )
 from snclr.evaluation.retrieval.neighbors import pick_queries
-from snclr.methods.snclr.loss import positiveness
+from snclr.evaluation.retrieval.space import EmbeddingSpace
+from snclr.methods.snclr.loss import SoftNeighborLoss, positiveness
 
 
 def dataset(n: int, *, prefix: str = "s", labels: list[int] | None = None, seed: int = 0) -> ArrayDataset:
@@ -149,3 +150,11 @@ def test_picked_queries_alternate_between_classes() -> None:
 def test_picked_queries_without_labels_are_distinct() -> None:
     picked = pick_queries(Features(torch.zeros(20, 1), None, torch.arange(20)), 8).tolist()
     assert len(set(picked)) == 8
+
+
+@pytest.mark.parametrize(("k", "words"), [(3, "the 5 nearest neighbors with"), (20, "the 20 nearest neighbors (5 in")])
+def test_the_words_about_w_have_the_number_of_neighbors_that_share_it(k: int, words: str) -> None:
+    space = EmbeddingSpace({}, "y2", 16, "", criterion=SoftNeighborLoss(dim=4, queue_length=8, neighbors=5))
+    described = space.describe_weights(k)
+    assert words in described
+    assert f"Equal weights would be {1 / max(k, 5):.3f}" in described

@@ -243,7 +243,7 @@ def test_an_upload_that_is_too_large_is_refused(client):
     [
         "", "[]", "{", "[" * 5000, '{"set": "images"}', '{"set": "images", "id": 0, "box": [0, 0, 2, 1]}',
         '{"set": "x", "id": 0, "box": [0, 0, 1, 1]}', '{"set": "images", "id": 0, "box": [0.5, 0.5, 0.1, 0.1]}',
-        '{"set": "images", "id": "../0", "box": [0, 0, 1, 1]}',
+        '{"set": "images", "id": "../0", "box": [0, 0, 1, 1]}', '[["set", "images"], ["id", 0], ["box", [0, 0, 1, 1]]]',
     ],
 )  # fmt: skip
 def test_bad_boxes_are_refused(client, body):

@@ -44,6 +44,10 @@ def checked_session(
 ) -> AbstractContextManager[Session]:
     """Open the session of an evaluation after a check of the run and of the data that was given."""
     check_run_and_data(run, *data, device=options.get("device"), precision=options.get("precision", "32"))
+    return _open_session(run, **options)
+
+
+def _open_session(run: str | Path, **options: Unpack[EncodingOptions]) -> AbstractContextManager[Session]:
     set_torch_status()
     from snclr.evaluation.session import open_session
 
@@ -67,7 +71,7 @@ def labeled_session(
             has_subfolders = path.is_dir() and next(os.walk(path), ("", [], []))[1]
             if _is_folder_or_list(spec) and not has_subfolders:
                 require_labels(open_dataset(str(spec), split="train"), part)
-    return checked_session(run, **options)
+    return _open_session(run, **options)
 
 
 def check_data(*data: str | Path | None) -> None:

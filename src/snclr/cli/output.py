@@ -1,4 +1,4 @@
-"""Print results: tables, counts and sizes."""
+"""Print results: tables and sizes."""
 
 import sys
 from collections.abc import Iterable, Sequence

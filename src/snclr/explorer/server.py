@@ -197,9 +197,12 @@ async def _body(request: Request, limit: int) -> bytes:
 
 def _json(data: bytes) -> dict[str, Any]:
     try:
-        return dict(json.loads(data))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserError("the request is not a JSON object") from error
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError("the request is not JSON") from error
+    if not isinstance(body, dict):
+        raise UserError("the request is not a JSON object")
+    return body
 
 
 def make_server(explorer: Explorer, port: int, token: str) -> uvicorn.Server:

@@ -83,9 +83,9 @@ class EmbeddingSpace:
             largest += ", before the loss raises it (--gamma pull)"
         among = max(k, c.neighbors)
         equal = 1.0 if gamma == "max" else 1 / among / gamma
-        instead = f" instead of the run's {c.neighbors}" if k > c.neighbors else ""
+        trained = f" ({c.neighbors} in training)" if k > c.neighbors else ""
         return (
-            f"w is computed as in training: a softmax over the {among} nearest neighbors{instead} with temperature "
+            f"w is computed as in training: a softmax over the {among} nearest neighbors{trained} with temperature "
             f"{c.attention_temperature:g}, {largest}. Equal weights would be {equal:.3f}"
         )
 
